@@ -1,0 +1,116 @@
+"""The environment process's loop and the limits on the code it runs.
+
+In: requests from the pipe, one at a time. Out: a reply to each. Ends when the pipe closes.
+
+The limits are for accidents: an environment is code that the node's owner installed; what peers control are the answers.
+A call stopped while inside C code that never returns to Python isn't interrupted: the daemon's deadline covers that.
+"""
+
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from p2prl.environments.judge import Judge, RewardFailed
+from p2prl.environments.messages import Failed, JudgeReply, JudgeRequest, PromptsReply, PromptsRequest, Reply, Request
+from p2prl.errors import ConfigError
+from p2prl.pipes import PipeClosed
+
+T = TypeVar("T")
+_REPEAT_S = 0.2
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Of one call: seconds, and bytes of address space beyond what the process has when the call begins."""
+
+    call_s: float = 5.0
+    memory_bytes: int = 2 * 2**30
+
+
+class Pipe(Protocol):
+    def send(self, record: object) -> None: ...
+    def receive(self) -> Request: ...
+
+
+class _TimedOut(BaseException):
+    """Not an Exception, so that broad handlers in an environment's code don't swallow it."""
+
+
+class LimitGuard:
+    """Implements `judge.Guard` by an alarm and an address-space limit; for the main thread of its own process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        previous = signal.signal(signal.SIGALRM, _stop)
+        try:
+            with _address_space(self._limits.memory_bytes):
+                try:
+                    # Repeats: code that swallows the first alarm meets the next.
+                    signal.setitimer(signal.ITIMER_REAL, self._limits.call_s, _REPEAT_S)
+                    return work()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        except _TimedOut:
+            raise RewardFailed(f"the environment ran longer than {self._limits.call_s:g} s") from None
+        except MemoryError:
+            raise RewardFailed(f"the environment wanted more than {self._limits.memory_bytes} bytes") from None
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:  # third-party code: whatever it raises is worth 0
+            raise RewardFailed(f"the environment raised {type(error).__name__}: {error}") from error
+        finally:
+            # Again: a late alarm may have jumped over the first one; the next is _REPEAT_S away.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise _TimedOut
+
+
+@contextmanager
+def _address_space(extra_bytes: int) -> Iterator[None]:
+    if not sys.platform.startswith("linux"):
+        yield  # elsewhere the limit isn't enforced or can't be lowered
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = _address_space_bytes() + extra_bytes
+    ceilings = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *ceilings]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+    return pages * resource.getpagesize()
+
+
+def answer(judge: Judge, request: Request) -> Reply:
+    try:
+        match request:
+            case PromptsRequest(id, indices):
+                return PromptsReply(id, tuple(judge.prompt(index) for index in indices))
+            case JudgeRequest(id, items):
+                return JudgeReply(id, tuple(judge.check(item) for item in items))
+    except (RewardFailed, ConfigError) as error:
+        return Failed(str(error), request.id)
+
+
+def serve(judge: Judge, pipe: Pipe) -> None:
+    """Answer requests until the daemon closes the pipe."""
+    while True:
+        try:
+            pipe.send(answer(judge, pipe.receive()))
+        except PipeClosed:
+            return

@@ -1,0 +1,96 @@
+"""What the flow knows of tokenizers, and the one for Hugging Face folders.
+
+In: a prompt's text. Out: token ids as the model was trained to see them, and text back from answers.
+
+`hash` binds what must agree between a group's maker and its receivers: vocabulary, merges, special tokens, chat
+template, the rule that joins them, and how a probe text is really encoded. Library versions are not in it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from blake3 import blake3
+
+from p2prl.errors import ConfigError
+
+_RULE = "p2prl chat prompt 1: one user message, then the generation prompt"
+_PROBE = "State 12 + 7 = ?\n\tna\u00efve \u4f60\u597d  x"
+
+
+class Tokenizer(Protocol):
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def hash(self) -> bytes: ...
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Raises ConfigError for text that the model can't read."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without end and padding tokens; never raises on ids from a peer."""
+        ...
+
+
+class FolderTokenizer:
+    """A Hugging Face folder's tokenizer; prompts go through its chat template where it has one."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self._size = len(self._tokenizer)
+        self.stop_ids: tuple[int, ...] = _stop_ids(folder, self._tokenizer)
+        pad_id = self._tokenizer.pad_token_id
+        self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
+        self.hash: bytes = self._fingerprint(folder)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        if not self._tokenizer.chat_template:
+            return list(self._tokenizer(text)["input_ids"])
+        messages = [{"role": "user", "content": text}]
+        return list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        known = [token for token in ids if 0 <= token < self._size]
+        return self._tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _fingerprint(self, folder: Path) -> bytes:
+        parts = {
+            "rule": _RULE,
+            "vocabulary": sorted(self._tokenizer.get_vocab().items()),
+            "merges": _merges(folder),
+            "special": sorted(self._tokenizer.all_special_ids),
+            "stop": self.stop_ids,
+            "template": self._tokenizer.chat_template,
+            "probe": self.encode_prompt(_PROBE),
+        }
+        return blake3(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def _merges(folder: Path) -> list[str]:
+    """A byte-pair model's merges in order; libraries write a merge as "a b" or as ["a", "b"]."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return []
+    merges = json.loads(path.read_text(encoding="utf-8")).get("model", {}).get("merges", [])
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+
+
+def _stop_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            eos = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            found |= {eos} if isinstance(eos, int) else set(eos or ())
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    if not found:
+        raise ConfigError(f"{folder} names no end-of-text token; set eos_token_id in its config.json")
+    return tuple(sorted(found))

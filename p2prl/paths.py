@@ -1,0 +1,78 @@
+"""Where a node keeps its things: XDG folders, or one folder with `--home` / `P2PRL_HOME`.
+
+In: an optional home. Out: a `Home`. Making folders is a separate, explicit step; all are private to their owner (0700).
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+
+@dataclass(frozen=True)
+class Home:
+    """A node's folders. `cache` is always safe to delete; `state` holds the identity: back it up."""
+
+    config: Path
+    state: Path
+    cache: Path
+
+    @classmethod
+    def locate(cls, home: str | os.PathLike | None = None) -> "Home":
+        """The home of `--home`, else of P2PRL_HOME, else the XDG folders."""
+        root = home or os.environ.get("P2PRL_HOME")
+        if root:
+            path = Path(root).expanduser().absolute()
+            return cls(path / "config", path / "state", path / "cache")
+        dirs = platformdirs.PlatformDirs("p2prl", appauthor=False)
+        return cls(dirs.user_config_path, dirs.user_state_path, dirs.user_cache_path)
+
+    def create(self) -> None:
+        for folder in (self.config, self.state, self.cache, self.logs, self.checkpoints, self.blobs, self.models):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def config_file(self) -> Path:
+        return self.config / "config.toml"
+
+    @property
+    def recipes(self) -> Path:
+        return self.config / "recipes"
+
+    @property
+    def identity(self) -> Path:
+        return self.state / "identity.key"
+
+    @property
+    def token(self) -> Path:
+        return self.state / "api.token"
+
+    @property
+    def lock(self) -> Path:
+        return self.state / "lock"
+
+    @property
+    def node_file(self) -> Path:
+        """{pid, url, started_at, version} of the running daemon."""
+        return self.state / "node.json"
+
+    @property
+    def database(self) -> Path:
+        return self.state / "node.db"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.state / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def blobs(self) -> Path:
+        return self.cache / "blobs"
+
+    @property
+    def models(self) -> Path:
+        return self.cache / "models"

@@ -1,0 +1,1 @@
+"""Generation: engines behind one Protocol, the prompt lottery, the worker that makes signed groups."""

@@ -1,0 +1,132 @@
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, Judge, RewardFailed
+from p2prl.environments.messages import (
+    Failed,
+    JudgeItem,
+    Judgement,
+    JudgeReply,
+    JudgeRequest,
+    PromptsReply,
+    PromptsRequest,
+    Ready,
+    Reply,
+    Request,
+)
+from p2prl.records import Prompt
+
+T = TypeVar("T")
+
+
+class CodePoints:
+    def encode_prompt(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+class Scripted:
+    """Gives what it was told to; its answers' texts are the keys."""
+
+    name = "scripted"
+    version = "scripted==1"
+
+    def __init__(self, rewards: dict[str, tuple], num_prompts: int | None = None) -> None:
+        self.rewards = rewards
+        self.num_prompts = num_prompts
+
+    def prompt(self, index: int) -> str:
+        if index == 13:
+            raise LookupError("no thirteenth prompt")
+        return f"prompt {index}"
+
+    def reward(self, index: int, answer: str) -> tuple[float, str]:
+        return self.rewards[answer]
+
+
+def guard(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except LookupError as error:
+        raise RewardFailed(f"raised {error!r}") from error
+
+
+def judge(rewards: dict[str, tuple], num_prompts: int | None = None) -> Judge:
+    return Judge(Scripted(rewards, num_prompts), CodePoints(), guard)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def test_a_prompt_comes_as_text_and_tokens() -> None:
+    assert judge({}).prompt(7) == Prompt(7, "prompt 7", ids("prompt 7"))
+
+
+def test_indices_wrap_round_a_finite_environment() -> None:
+    assert judge({}, num_prompts=5).prompt(7) == Prompt(7, "prompt 2", ids("prompt 2"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.01, 1.01])
+def test_a_reward_out_of_range_is_0_with_a_reason(value: float) -> None:
+    reward, detail = judge({"a": (value, "well done")}).reward(0, ids("a"))
+    assert reward == 0.0
+    assert str(value) in detail
+
+
+def test_a_reward_that_raises_is_0_with_a_reason() -> None:
+    assert judge({}).reward(0, ids("a")) == (0.0, "raised KeyError('a')")
+
+
+def test_a_detail_is_short_and_can_be_written() -> None:
+    reward, detail = judge({"a": (1, "\ud800" * 1000)}).reward(0, ids("a"))
+    assert (reward, detail) == (1.0, "?" * MAX_DETAIL_CHARACTERS)
+    assert isinstance(reward, float)
+
+
+def test_a_group_is_judged_answer_by_answer() -> None:
+    item = JudgeItem(3, ids("prompt 3"), (ids("a"), ids("b"), ()))
+    judged = judge({"a": (1.0, "right"), "b": (0.25, "near"), "": (0.0, "empty")}).check(item)
+    assert judged == Judgement(True, (1.0, 0.25, 0.0), ("right", "near", "empty"))
+
+
+def test_another_prompts_answers_are_not_judged() -> None:
+    judged = judge({"a": (1.0, "right")}).check(JudgeItem(3, ids("prompt 4"), (ids("a"), ids("a"))))
+    assert judged == Judgement(False, (0.0, 0.0), ("the prompt has other tokens",) * 2)
+
+
+def test_a_prompt_that_cannot_be_made_is_not_ok() -> None:
+    judged = judge({}).check(JudgeItem(13, ids("prompt 13"), (ids("a"),)))
+    assert not judged.prompt_ok
+    assert "thirteenth" in judged.details[0]
+
+
+@given(st.lists(st.lists(st.integers(0, 255).map(int), max_size=4).map(tuple), max_size=4).map(tuple), st.floats())
+def test_every_answer_gets_one_reward_in_range(answers: tuple, value: float) -> None:
+    texts = {"".join(map(chr, answer)) for answer in answers}
+    judged = judge(dict.fromkeys(texts, (value, ""))).check(JudgeItem(1, ids("prompt 1"), answers))
+    assert len(judged.rewards) == len(judged.details) == len(answers)
+    assert all(0.0 <= reward <= 1.0 for reward in judged.rewards)
+
+
+MESSAGES = [
+    (PromptsRequest(1, (2, 3)), Request),
+    (JudgeRequest(2, (JudgeItem(3, (4, 5), ((6,), ())),)), Request),
+    (Ready(bytes(32), "a==1", None, (1,), 0), Reply),
+    (PromptsReply(1, (Prompt(2, "x", (3,)),)), Reply),
+    (JudgeReply(2, (Judgement(True, (1.0,), ("right",)),)), Reply),
+    (Failed("no", 3), Reply),
+]
+
+
+@pytest.mark.parametrize(("message", "kind"), MESSAGES)
+def test_messages_survive_the_pipe(message: msgspec.Struct, kind: type) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind) == message

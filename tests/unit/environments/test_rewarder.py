@@ -1,0 +1,115 @@
+import time
+
+import pytest
+
+from p2prl.environments.judge import Judge, RewardFailed
+from p2prl.environments.messages import Failed, JudgeItem, JudgeReply, JudgeRequest, PromptsReply, PromptsRequest
+from p2prl.environments.rewarder import LimitGuard, Limits, serve
+from p2prl.errors import ConfigError
+from p2prl.models.char_tokenizer import CharTokenizer
+from p2prl.pipes import PipeClosed
+
+GUARD = LimitGuard(Limits(call_s=0.1, memory_bytes=2**27))
+
+
+class Hostile:
+    """An environment whose reward does what the answer says."""
+
+    name = "hostile"
+    version = "hostile==1"
+    num_prompts = None
+
+    def prompt(self, index: int) -> str:
+        return "?" if index == 99 else f"{index}="
+
+    def reward(self, index: int, answer: str) -> tuple[float, str]:
+        match answer:
+            case "1":
+                raise RuntimeError("broken")
+            case "2":
+                while True:
+                    pass
+            case "3":
+                return len(bytearray(2**28)), ""
+            case "4":
+                raise SystemExit(3)
+            case "5":
+                return float("nan"), ""
+            case "6":
+                return "one", ""  # pyright: ignore[reportReturnType]
+            case "7":
+                return None  # pyright: ignore[reportReturnType]
+            case "8":
+                return self.reward(index, answer)
+            case "9":
+                self.swallow()
+        return 1.0, "right"
+
+    def swallow(self) -> None:
+        while True:
+            try:
+                time.sleep(10)
+            except Exception:  # noqa: BLE001, S112  # what careless third-party code does
+                continue
+
+
+class Requests:
+    """A pipe with requests that were sent and replies that came."""
+
+    def __init__(self, *requests: PromptsRequest | JudgeRequest) -> None:
+        self.waiting = list(requests)
+        self.replies: list = []
+
+    def receive(self) -> PromptsRequest | JudgeRequest:
+        if not self.waiting:
+            raise PipeClosed("the daemon closed the pipe")
+        return self.waiting.pop(0)
+
+    def send(self, record: object) -> None:
+        self.replies.append(record)
+
+
+def test_whatever_a_reward_does_is_0_with_a_reason_and_the_loop_goes_on() -> None:
+    tokenizer = CharTokenizer()
+    answers = tuple(tuple(tokenizer.encode_prompt(str(number))) for number in range(10))
+    prompt = tuple(tokenizer.encode_prompt("4="))
+    pipe = Requests(JudgeRequest(1, (JudgeItem(4, prompt, answers),)), PromptsRequest(2, (5,)))
+    serve(Judge(Hostile(), tokenizer, GUARD), pipe)
+    judged, prompts = pipe.replies
+    assert isinstance(judged, JudgeReply) and isinstance(prompts, PromptsReply)
+    assert judged.items[0].prompt_ok
+    assert judged.items[0].rewards == (1.0,) + (0.0,) * 9
+    reasons = [
+        "right", "RuntimeError: broken", "longer than 0.1 s", "more than 134217728 bytes", "SystemExit", "nan",
+        "ValueError", "TypeError", "RecursionError", "longer than 0.1 s",
+    ]  # fmt: skip
+    for reason, detail in zip(reasons, judged.items[0].details, strict=True):
+        assert reason in detail
+    assert prompts.prompts[0].text == "5="
+
+
+def test_a_prompt_the_model_cannot_read_fails_its_request_only() -> None:
+    pipe = Requests(PromptsRequest(1, (99,)), PromptsRequest(2, (1,)))
+    serve(Judge(Hostile(), CharTokenizer(), GUARD), pipe)
+    assert isinstance(pipe.replies[0], Failed)
+    assert pipe.replies[0].id == 1 and "'?'" in pipe.replies[0].message
+    assert isinstance(pipe.replies[1], PromptsReply)
+
+
+def test_memory_may_be_used_again_after_a_call() -> None:
+    with pytest.raises(RewardFailed):
+        GUARD(lambda: bytearray(2**28))
+    assert len(bytearray(2**28)) == 2**28
+
+
+def test_no_alarm_comes_after_a_call() -> None:
+    assert GUARD(lambda: 5) == 5
+    time.sleep(0.15)  # past the alarm, which would raise here
+
+
+def test_a_config_error_passes() -> None:
+    def refuse() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError):
+        GUARD(refuse)

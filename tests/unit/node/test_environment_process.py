@@ -1,0 +1,93 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.environments.messages import (
+    Failed,
+    JudgeItem,
+    JudgeReply,
+    JudgeRequest,
+    PromptsReply,
+    PromptsRequest,
+    Ready,
+    Reply,
+)
+from p2prl.models.char_tokenizer import CharTokenizer
+from p2prl.pipes import BlockingPipe
+
+
+class Child:
+    def __init__(self, folder: Path, environment: str, params: str, hash_seed: str) -> None:
+        mine, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "p2prl.node.environment_process", str(theirs.fileno())]
+        command += ["builtin:addition", str(folder), environment, params]
+        surroundings = os.environ | {"PYTHONHASHSEED": hash_seed}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=surroundings)
+        theirs.close()
+        mine.settimeout(30)
+        self.socket = mine
+        self.pipe: BlockingPipe[Reply] = BlockingPipe(mine, Reply)
+
+    def close(self) -> int:
+        self.socket.close()
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator:
+    children: list[Child] = []
+
+    def begin(environment: str = "addition", params: str = "{}", hash_seed: str = "0") -> Child:
+        children.append(Child(tmp_path, environment, params, hash_seed))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.socket.close()
+        child.process.kill()
+        child.process.wait()
+
+
+def test_it_serves_prompts_and_rewards_and_ends_with_the_pipe(start) -> None:
+    child = start()
+    ready = child.pipe.receive()
+    assert isinstance(ready, Ready)
+    assert ready.tokenizer_hash == CharTokenizer().hash
+    child.process.send_signal(signal.SIGINT)  # Ctrl-C is the daemon's business
+    child.pipe.send(PromptsRequest(1, (0, 2**40)))
+    prompts = child.pipe.receive()
+    assert isinstance(prompts, PromptsReply)
+    assert [prompt.text for prompt in prompts.prompts] == ["76+14=", "41+19="]
+    tokenizer = CharTokenizer()
+    answers = tuple(tuple(tokenizer.encode_prompt(text)) for text in ("09", "90"))
+    child.pipe.send(JudgeRequest(2, (JudgeItem(0, prompts.prompts[0].token_ids, answers),)))
+    judged = child.pipe.receive()
+    assert isinstance(judged, JudgeReply)
+    assert judged.items[0].rewards == (1.0, 0.0)
+    assert child.close() == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "params", "hash_seed", "message"),
+    [
+        ("additon", "{}", "0", "did you mean 'addition'"),
+        ("addition", "{", "0", "no JSON object"),
+        ("addition", "[]", "0", "no JSON object"),
+        ("addition", "{}", "1", "PYTHONHASHSEED=0"),
+        ("reasoning_gym:chain_sum", "{}", "0", "can't read 'S'"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_said(
+    start, environment: str, params: str, hash_seed: str, message: str
+) -> None:
+    child = start(environment, params, hash_seed)
+    failed = child.pipe.receive()
+    assert isinstance(failed, Failed)
+    assert failed.id == -1 and message in failed.message
+    assert child.process.wait(30) == 1
