@@ -21,12 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     from p2prl.environments.registry import HELD_OUT_FROM, load_environment
     from p2prl.models.tensors import write_state
-    from p2prl.models.warm_start import WarmStart, make_warm_start
+    from p2prl.models.warm_start import Task, WarmStart, make_warm_start
 
     torch.set_num_threads(1)  # the order of sums, and so the file, depends on it
-    task = load_environment("addition", {})
+    task: Task = load_environment("addition", {})  # pyright: ignore[reportAssignmentType]
     plan = WarmStart(seed=options.seed, target=options.target, measure_from=HELD_OUT_FROM)
-    model = make_warm_start(task, plan, lambda line: print(line, file=sys.stderr, flush=True))  # pyright: ignore[reportArgumentType]
+    model = make_warm_start(task, plan, lambda line: print(line, file=sys.stderr, flush=True))
     print(write_state(model, options.out).hex())
     return 0
 

@@ -3,7 +3,8 @@
 In: a prompt index. Out: `47+85=`, and reward 1 for exactly `231`, else 0.
 
 Both numbers have `digits` digits, none above `max_digit` (4 or less: no carries; an easier task). The prompt follows
-from the index alone. A tenth of all pairs is held out: indices from `HELD_OUT_FROM` on draw only those, lower ones never.
+from the index alone. A tenth of all pairs is held out: indices from `HELD_OUT_FROM` on draw only those, lower ones
+never.
 """
 
 import random
@@ -33,7 +34,7 @@ class Addition:
         return value
 
     def pair(self, index: int) -> tuple[int, int]:
-        """The numbers to add. Redraws until the pair is on the index's side of the split: 1.1 or 10 draws on average."""
+        """The numbers to add, redrawn until they are on the index's side of the split: 1.1 or 10 draws on average."""
         source = random.Random(index)
         while True:
             pair = self._number(source), self._number(source)

@@ -84,7 +84,8 @@ def load_dataset(dataset: str, params: Mapping[str, object]) -> ReasoningGym:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(
-            f"environment reasoning_gym:{dataset} needs the package reasoning-gym; install it with: pip install 'p2prl[tasks]'"
+            f"environment reasoning_gym:{dataset} needs the package reasoning-gym; "
+            "install it with: pip install 'p2prl[tasks]'"
         ) from error
     owner = f"environment reasoning_gym:{dataset}"
     if dataset not in DATASETS:

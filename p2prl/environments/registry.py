@@ -44,7 +44,8 @@ def load_environment(name: str, params: Mapping[str, object]) -> Environment:
         from p2prl.environments.addition import Addition
 
         refuse_unknown("parameter", params, ("digits", "max_digit"), "environment addition")
-        return Addition(package_version("p2prl"), **dict(params))  # pyright: ignore[reportArgumentType]  # checked inside
+        checked_inside = dict(params)
+        return Addition(package_version("p2prl"), **checked_inside)  # pyright: ignore[reportArgumentType]
     if kind == "reasoning_gym" and dataset:
         from p2prl.environments.reasoning_gym import load_dataset
 

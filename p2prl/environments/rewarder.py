@@ -2,7 +2,7 @@
 
 In: requests from the pipe, one at a time. Out: a reply to each. Ends when the pipe closes.
 
-The limits are for accidents: an environment is code that the node's owner installed; what peers control are the answers.
+The limits are for accidents: an environment is code that the node's owner installed; what peers control are answers.
 A call stopped while inside C code that never returns to Python isn't interrupted: the daemon's deadline covers that.
 """
 

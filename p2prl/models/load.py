@@ -1,11 +1,11 @@
 """From a model source to its files, module and tokenizer.
 
-In: `builtin:addition`, `gguf:PACKAGE==VERSION` or `folder:PATH`, and a cache folder. Out: version 0 as a bf16 state file
-with its hash, a torch module, a tokenizer.
+In: `builtin:addition`, `gguf:PACKAGE==VERSION` or `folder:PATH`, and a cache folder. Out: version 0 as a bf16 state
+file with its hash, a torch module, a tokenizer.
 
-Runs in child processes: it may import torch and transformers (nothing here does at import). A model is made once, staged
-and renamed under a file lock; what lies in the cache is checked against its recorded hash each time, and made anew when
-it is damaged. No code that comes with a model runs, and no hub is asked.
+Runs in child processes: it may import torch and transformers (nothing here does at import). A model is made once,
+staged and renamed under a file lock; what lies in the cache is checked against its recorded hash each time, and made
+anew when it is damaged. No code that comes with a model runs, and no hub is asked.
 """
 
 import os
@@ -184,7 +184,8 @@ def _convert_folder(origin: Path, staged: Path, progress: Callable[[str], None])
         tokenizer = AutoTokenizer.from_pretrained(origin, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, RuntimeError, ImportError, OSError, SafetensorError) as error:
         raise ConfigError(
-            f"can't load the model folder {origin}: {str(error)[:300]}; check that it is whole and needs no code of its own"
+            f"can't load the model folder {origin}: {str(error)[:300]}; "
+            "check that it is whole and needs no code of its own"
         ) from error
     if getattr(model.config, "quantization_config", None) is not None:
         raise ConfigError(f"the model in {origin} is quantised, which can't be trained; use its unquantised weights")
@@ -197,7 +198,9 @@ def _convert_folder(origin: Path, staged: Path, progress: Callable[[str], None])
 def _from_folder(folder: Path, dtype: "torch.dtype") -> "torch.nn.Module":
     _stay_offline()
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     # use_safetensors: the other format is a pickle, which runs code.
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True

@@ -138,7 +138,7 @@ def _frame(name: str, dtype: str, shape: Sequence[int], num_bytes: int) -> bytes
 
 
 def state_hash(path: Path) -> bytes:
-    """blake3 over the tensors sorted by name. Raises BadRecord for a malformed file, StoreError for an unreadable one."""
+    """blake3 over the tensors sorted by name. Raises BadRecord for a malformed file, StoreError if it can't be read."""
     with open_state(path) as (places, data):
         digest = blake3(_DOMAIN)
         for place in places:

@@ -133,5 +133,6 @@ def make_warm_start(task: Task, plan: WarmStart, progress: Callable[[str], None]
         else:
             below = copy.deepcopy((model.state_dict(), optimiser.state_dict()))
     raise LearnerError(
-        f"no warm start within {plan.tolerance} of {plan.target} in {plan.max_steps} steps; try another --seed or --target"
+        f"no warm start within {plan.tolerance} of {plan.target} in {plan.max_steps} steps; "
+        "try another --seed or --target"
     )

@@ -56,8 +56,10 @@ def test_a_data_set_that_cannot_be_split_still_gives_prompts() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("8-3", 3), ("4 - 7 = -3", -3), ("is 5.", 5), ("5.0", 5), ("3.5", None), ("", None), ("(\u22124)", -4), ("1 2", 2),
-        ("x5", 5), ("-0", 0), ("007", 7), ("10, 20", 20), ("--4", -4), ("9" * 5000, None), ("\u0663", None), ("5 apples", 5),
+        ("8-3", 3), ("4 - 7 = -3", -3), ("is 5.", 5), ("5.0", 5), ("3.5", None), ("", None), ("(\u22124)", -4),
+        ("1 2", 2),
+        ("x5", 5), ("-0", 0), ("007", 7), ("10, 20", 20), ("--4", -4), ("9" * 5000, None), ("\u0663", None),
+        ("5 apples", 5),
     ],
 )  # fmt: skip
 def test_last_integer(text: str, value: int | None) -> None:

@@ -14,7 +14,10 @@ from p2prl.models import builtin
 from p2prl.models.load import ModelFiles, load_module, load_tokenizer, prepare, require_hash
 from p2prl.models.state import state_hash
 
-TEMPLATE = "{% for message in messages %}user {{ message['content'] }} end{% endfor %}{% if add_generation_prompt %} bot{% endif %}"
+TEMPLATE = (
+    "{% for message in messages %}user {{ message['content'] }} end{% endfor %}"
+    "{% if add_generation_prompt %} bot{% endif %}"
+)
 
 
 def silent(_: str) -> None: ...
@@ -145,7 +148,10 @@ def test_another_hash_than_the_recipes_is_refused(tmp_path: Path) -> None:
 def test_torch_is_not_needed_to_import_it() -> None:
     import subprocess
 
-    code = "import sys, p2prl.models.load, p2prl.models.state; raise SystemExit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    code = """
+import sys, p2prl.models.load, p2prl.models.state
+raise SystemExit(bool({"torch", "transformers"} & sys.modules.keys()))
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
