@@ -1,0 +1,200 @@
+"""What a swarm agrees on: a recipe file to a checked `Recipe` and its swarm id.
+
+In: recipe TOML (from disk, the wheel or a peer). Out: `Recipe`; `swarm_id` = blake3 of its canonical form, the prefix of
+every topic, key and protocol name.
+
+Canonical form: every key with its resolved value plus `schema`, sorted, as msgpack; the name is for people and not in
+it. A release that adds a key raises SCHEMA and still computes the ids of older recipes. No node can override a key.
+"""
+
+import difflib
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from p2prl.errors import ConfigError
+from p2prl.records import Sampling
+
+SCHEMA = 1
+MAX_RECIPE_BYTES = 32 * 2**10
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    source: Annotated[str, Field(max_length=256)]
+    """Where version 0 comes from: builtin:addition, gguf:PACKAGE==VERSION, folder:PATH."""
+    hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """blake3 of version 0's bf16 state in canonical order, hex."""
+
+
+class EnvironmentSection(Section):
+    name: Annotated[str, Field(max_length=128)]
+    """addition, or reasoning_gym:NAME."""
+    version: Annotated[str, Field(max_length=128)] = ""
+    """package==version it comes from; empty: any (the built-in one)."""
+    params: dict[str, int | float | str | bool] = {}
+    """The environment's own parameters."""
+
+
+class SamplingSection(Section):
+    group_size: Annotated[int, Field(ge=2, le=256)] = 8
+    """Answers to each prompt."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Longest answer, tokens."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+
+    def record(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
+
+
+class ObjectiveSection(Section):
+    name: Annotated[str, Field(max_length=64)] = "gepo_vcpo"
+    clip: float | None = 0.2
+    baseline: Literal["mean", "min_variance"] = "mean"
+    step_size: Literal["sequence", "weights", "none"] = "sequence"
+    """What scales the learning rate: the effective sample size of raw ratios, of the weights used, or nothing."""
+
+
+class LearnerSection(Section):
+    groups_per_step: Annotated[int, Field(ge=1, le=1024)] = 32
+    longest_wait_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """After this long a step is made with what there is (at least one group)."""
+    max_age: Annotated[int, Field(ge=1, le=100000)] = 64
+    """Tokens older than this many versions are masked, groups whose every token is are refused."""
+    max_in_flight: Annotated[int, Field(ge=1, le=100000)] = 64
+    """A node stops drawing when so many of its groups wait for the learner."""
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward pass; weights are the bf16 rounding of float32 masters either way."""
+    training: Literal["full"] = "full"
+    micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
+    """Most padded tokens in one forward pass."""
+    committee: Annotated[int, Field(ge=1, le=1)] = 1
+    learners: tuple[Annotated[str, Field(max_length=64)], ...] = ()
+    """Peer ids that may lead; empty: open to all."""
+    checkpoint_every: Annotated[int, Field(ge=1)] = 20
+
+
+class EvalSection(Section):
+    prompts: Annotated[int, Field(ge=0, le=4096)] = 64
+    """Held-out prompts, the same each time; 0: never."""
+    every: Annotated[int, Field(ge=1)] = 20
+    """Versions between evaluations."""
+
+
+class WeightsSection(Section):
+    codec: Literal["anchor"] = "anchor"
+
+
+class Recipe(Section):
+    """A whole recipe; all keys are in the swarm id but the name."""
+
+    schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    model: ModelSection
+    environment: EnvironmentSection
+    sampling: SamplingSection = SamplingSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    learner: LearnerSection = LearnerSection()
+    eval: EvalSection = EvalSection()
+    weights: WeightsSection = WeightsSection()
+    wire: Literal[1] = 1
+
+    def canonical(self) -> bytes:
+        return canonical(self.model_dump(mode="json", by_alias=True, exclude={"name"}))
+
+    @property
+    def swarm_id(self) -> bytes:
+        return blake3(self.canonical()).digest()
+
+
+def canonical(value: dict) -> bytes:
+    """Sorted msgpack: the same bytes for the same values, whatever the order of keys."""
+    return msgspec.msgpack.Encoder(order="sorted").encode(value)
+
+
+def parse(text: str, origin: str) -> Recipe:
+    """The recipe, or ConfigError naming the key at fault. `origin` is for messages."""
+    if len(text.encode()) > MAX_RECIPE_BYTES:
+        raise ConfigError(f"{origin} is over {MAX_RECIPE_BYTES} bytes, too large for a recipe")
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not valid TOML: {error}") from None
+    if isinstance(data.get("schema"), int) and data["schema"] > SCHEMA:
+        raise ConfigError(f"{origin} has schema {data['schema']}, made by a newer p2prl; this one knows {SCHEMA}. Update")
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {explain(error, Recipe)}") from None
+
+
+def load(path: Path) -> Recipe:
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read the recipe {path}: {error}") from None
+
+
+def find(name: str, folders: tuple[Path, ...] = ()) -> tuple[Recipe, str]:
+    """A recipe by file name or by its name in `folders`, then among those that ship: (recipe, its text)."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        recipe = load(path)
+        return recipe, path.read_text("utf-8")
+    for source in available(folders).get(name, ()):
+        return parse(source, f"recipe {name}"), source
+    near = difflib.get_close_matches(name, available(folders), 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"there is no recipe {name!r}{hint} There are: {', '.join(sorted(available(folders)))}")
+
+
+def available(folders: tuple[Path, ...] = ()) -> dict[str, tuple[str, ...]]:
+    """Name -> texts, the user's folders before the shipped ones."""
+    found: dict[str, tuple[str, ...]] = {}
+    paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))]
+    paths += sorted((path for path in shipped().iterdir() if path.name.endswith(".toml")), key=lambda path: path.name)
+    for path in paths:
+        found[path.name.removesuffix(".toml")] = (*found.get(path.name.removesuffix(".toml"), ()), path.read_text("utf-8"))
+    return found
+
+
+def shipped():
+    """The folder of recipes in the wheel, or in the checkout beside the package."""
+    inside = files("p2prl") / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs" / "recipes"
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first faults in a sentence each, with the nearest key for an unknown one."""
+    parts = []
+    for fault in error.errors()[:3]:
+        where = ".".join(str(step) for step in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(fault["loc"][-1]), _keys(model), 1)
+            parts.append(f"unknown key {where!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        else:
+            parts.append(f"{where}: {fault['msg']}")
+    return "; ".join(parts)
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        names.append(field.alias or name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += _keys(field.annotation)
+    return names
