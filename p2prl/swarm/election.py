@@ -1,6 +1,6 @@
 """Who leads: a lease per term, won by a majority of a small electorate, renewed by gossip.
 
-In: `ElectionState`, an event (Tick, LeaseHeard, VoteAsked, VoteGiven), monotonic seconds. Out: the next state and the
+In: `ElectionState`, an event (of ballot.py), monotonic seconds. Out: the next state and the
 actions that the driver carries out in their order. Records arrive verified: the driver has checked signatures, that the
 signer is the leader, candidate or voter that the record names, and that the recipe allows it to learn.
 
@@ -11,142 +11,63 @@ harmless by the chain order (head.py); the higher (term, blake3 of peer id) stay
 whom nobody hears goes on for the same reason: it cannot know whether it is alone.
 """
 
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from typing import Protocol
+from collections.abc import Iterable
 
 import msgspec
 from blake3 import blake3
 
-from p2prl.records import Lease, Version, VoteRequest
+from p2prl.records import Lease, VoteRequest
+from p2prl.swarm.ballot import (
+    Action,
+    AskVotes,
+    BecomeLeader,
+    ElectionRules,
+    Event,
+    Facts,
+    Grant,
+    HeadMoved,
+    LeaseHeard,
+    PersistVote,
+    Refusal,
+    Refuse,
+    Renew,
+    Role,
+    StepDown,
+    Tick,
+    VoteAsked,
+    VoteGiven,
+)
+from p2prl.swarm.rank import electorate, rank
 
+__all__ = [
+    "Action",
+    "AskVotes",
+    "BecomeLeader",
+    "ElectionRules",
+    "ElectionState",
+    "Event",
+    "Facts",
+    "Grant",
+    "HeadMoved",
+    "LeaseHeard",
+    "PersistVote",
+    "Refusal",
+    "Refuse",
+    "Renew",
+    "Role",
+    "Round",
+    "StepDown",
+    "Tick",
+    "VoteAsked",
+    "VoteGiven",
+    "decide",
+    "rank",
+    "standby",
+    "suspect_at",
+]
+
+KEPT_LEASES = 8
 MAX_TERM = 2**40  # a lease or request beyond is ignored: nobody may push terms to the end of what records carry
-
-
-class Role(StrEnum):
-    FOLLOWER = "follower"
-    CANDIDATE = "candidate"
-    LEADER = "leader"
-
-
-class Refusal(StrEnum):
-    """Why a vote was refused."""
-
-    NOT_NAMED = "not_named"
-    NOT_READY = "not_ready"
-    LEADING = "leading"
-    LEASE_ALIVE = "lease_alive"
-    ALREADY_VOTED = "already_voted"
-    HEAD_BEHIND = "head_behind"
-    BAD_TERM = "bad_term"
-
-
-class ElectionRules(msgspec.Struct, frozen=True):
-    """The clock of a take-over: suspect_s + vote_s + one step is its budget."""
-
-    renew_s: float = 1.0
-    suspect_s: float = 3.5
-    suspect_after_lag_s: float = 5.0  # our own loop stood still: the missing renewals may wait in our sockets
-    vote_s: float = 2.0
-    heard_s: float = 5.0
-    electorate: int = 7
-    rank_delay_s: float = 1.0  # the k-th in rank waits k of these, so that a dead first doesn't block
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What the driver knows now: members heard within `heard_s` (us too), candidates in rank, our head, ourselves."""
-
-    live: frozenset[str]
-    eligible: tuple[str, ...]
-    head: Version
-    num_groups: int
-    can_lead: bool
-    manifest_id: bytes = bytes(32)
-    lagged: bool = False
-
-
-# -- events ---------------------------------------------------------------------------------------------------------
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Several times a second, and at once when a fact changed."""
-
-    facts: Facts
-
-
-class LeaseHeard(msgspec.Struct, frozen=True):
-    lease: Lease
-
-
-class VoteAsked(msgspec.Struct, frozen=True):
-    request: VoteRequest
-
-
-class VoteGiven(msgspec.Struct, frozen=True):
-    """The answer of one voter to the request of `term`: its sealed vote, or None with a reason and the lease it knows.
-
-    A voter that did not answer needs no event: the round ends after `vote_s`.
-    """
-
-    term: int
-    voter: str
-    vote: bytes | None
-    reason: str = ""
-    lease: Lease | None = None
-
-
-Event = Tick | LeaseHeard | VoteAsked | VoteGiven
-
-
-# -- actions --------------------------------------------------------------------------------------------------------
-
-
-class PersistVote(msgspec.Struct, frozen=True):
-    """Write the voted term to disk before the next action of the tuple."""
-
-    term: int
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """Seal a Vote for `request`; reply with it, or, where we are the candidate, feed it back as our own VoteGiven."""
-
-    request: VoteRequest
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    request: VoteRequest
-    reason: str
-
-
-class AskVotes(msgspec.Struct, frozen=True):
-    """Call every voter (never ourselves) with `request`, for at most `vote_s`."""
-
-    request: VoteRequest
-    voters: tuple[str, ...]
-
-
-class BecomeLeader(msgspec.Struct, frozen=True):
-    """We lead `term`; `votes` (sealed) go into its first manifest."""
-
-    term: int
-    votes: tuple[bytes, ...]
-
-
-class StepDown(msgspec.Struct, frozen=True):
-    reason: str
-
-
-class Renew(msgspec.Struct, frozen=True):
-    """Seal and gossip a Lease of this term with the next sequence number."""
-
-    term: int
-    sequence: int
-
-
-Action = PersistVote | Grant | Refuse | AskVotes | BecomeLeader | StepDown | Renew
-
-
-# -- state ----------------------------------------------------------------------------------------------------------
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -169,6 +90,7 @@ class ElectionState(msgspec.Struct, frozen=True):
     term: int = 0  # of the lease we follow or lead
     leader: str = ""  # of that term; "" while none was heard
     sequence: int = -1  # of the newest renewal of that leader; of our own while we lead
+    past: tuple[tuple[int, str, int], ...] = ()  # (term, leader, sequence) followed before: not to be replayed
     seen_term: int = 0  # the highest anyone spoke of
     listening_since: float | None = None  # when we began, or last stopped leading
     lease_at: float | None = None  # last renewal heard, or sent while we lead
@@ -187,6 +109,8 @@ def decide(state: ElectionState, event: Event, now: float) -> Decision:
     match event:
         case Tick(facts):
             return _on_tick(state, facts, now)
+        case HeadMoved():
+            return _renew(state, now) if state.role is Role.LEADER else (state, ())
         case LeaseHeard(lease):
             return _on_lease(state, lease, now)
         case VoteAsked(request):
@@ -219,6 +143,9 @@ def _on_tick(state: ElectionState, facts: Facts, now: float) -> Decision:
     if state.role is Role.LEADER:
         if not facts.can_lead:
             return _step_down(state, now), (StepDown("this node can't lead now"),)
+        if facts.head.term > state.term:  # after a partition: a manifest's term may not be below its parent's
+            state, actions = _ask(_step_down(state, now), facts, now)
+            return state, (StepDown(f"the chain has come to term {facts.head.term}, ours is {state.term}"), *actions)
         if state.lease_at is None or now - state.lease_at >= state.rules.renew_s:
             return _renew(state, now)
         return state, ()
@@ -235,25 +162,31 @@ def _on_lease(state: ElectionState, lease: Lease, now: float) -> Decision:
     if lease.term > MAX_TERM:
         return state, ()
     state = _set(state, seen_term=max(state.seen_term, lease.term))
-    if lease.leader == state.me:
-        return state, ()  # our own, sent round, or of our life before a restart
-    newer = lease.sequence > state.sequence if (lease.term, lease.leader) == (state.term, state.leader) else None
-    if newer is None:
-        newer = _rank_of_lease(lease.term, lease.leader) > _rank_of_lease(state.term, state.leader)
-    if not newer:
+    # Our own comes round, also from our life before a restart.
+    if lease.leader == state.me or not _is_news(state, lease, now):
         return state, ()
     actions: tuple[Action, ...] = ()
     if state.role is Role.LEADER:
         actions = (StepDown(f"{lease.leader} leads term {lease.term}, ours is {state.term}"),)
-    followed = _set(
-        state,
-        role=Role.FOLLOWER,
-        term=lease.term,
-        leader=lease.leader,
-        sequence=lease.sequence,
-        lease_at=now,
-    )
-    return _set(followed, round=None, attempts=0, outvoted=0, not_before=0.0), actions
+    past = state.past
+    if (lease.term, lease.leader) != (state.term, state.leader) and state.leader:
+        past = (*state.past, (state.term, state.leader, state.sequence))[-KEPT_LEASES:]
+    state = _set(state, role=Role.FOLLOWER, term=lease.term, leader=lease.leader, past=past)
+    state = _set(state, sequence=lease.sequence, lease_at=now, round=None)
+    return _set(state, attempts=0, outvoted=0, not_before=0.0), actions
+
+
+def _is_news(state: ElectionState, lease: Lease, now: float) -> bool:
+    """Whether to follow this renewal from now on."""
+    if (lease.term, lease.leader) == (state.term, state.leader):
+        return lease.sequence > state.sequence
+    for term, leader, sequence in state.past:
+        if (lease.term, lease.leader) == (term, leader) and lease.sequence <= sequence:
+            return False
+    if _rank_of_lease(lease.term, lease.leader) > _rank_of_lease(state.term, state.leader):
+        return True
+    # After a partition the living leader may be the one of the lower term: better than none.
+    return state.role is not Role.LEADER and _expired(state, now)
 
 
 def _on_request(state: ElectionState, request: VoteRequest, now: float) -> Decision:
@@ -269,8 +202,9 @@ def _on_request(state: ElectionState, request: VoteRequest, now: float) -> Decis
 
 
 def _on_vote(state: ElectionState, given: VoteGiven, now: float) -> Decision:
-    if given.lease is not None and given.lease.term > max(state.term, given.term - 1):
-        return _on_lease(state, given.lease, now)  # somebody won without us
+    alive = given.reason in (Refusal.LEASE_ALIVE, Refusal.LEADING)
+    if given.lease is not None and alive and given.lease.term > state.term:
+        return _on_lease(state, given.lease, now)  # somebody won, and we did not hear it
     race = state.round
     if race is None or given.term != race.request.term or given.voter not in race.request.electorate:
         return state, ()
@@ -326,7 +260,7 @@ def _may_ask(state: ElectionState, facts: Facts, now: float) -> bool:
 
 
 def _ask(state: ElectionState, facts: Facts, now: float) -> Decision:
-    term = max(state.seen_term, state.voted_term, state.term) + 2 ** min(state.outvoted, 16)
+    term = max(state.seen_term, state.voted_term, state.term, facts.head.term) + 2 ** min(state.outvoted, 16)
     if term > MAX_TERM:
         return state, ()
     members = (facts.live | {state.me}) - ({state.leader} - {state.me})  # it may still count as heard: it isn't alive
@@ -352,7 +286,8 @@ def _ask(state: ElectionState, facts: Facts, now: float) -> Decision:
 
 def _fail_round(state: ElectionState, now: float, reason: str = "") -> ElectionState:
     assert state.round is not None
-    pause_s = state.rules.rank_delay_s * _jitter(state, state.round.request.term)
+    # Longer with each failure: a node that hears no leader while the others do must not ask all day.
+    pause_s = state.rules.rank_delay_s * _jitter(state, state.round.request.term) * min(state.attempts + 1, 5)
     if reason == Refusal.HEAD_BEHIND and state.facts is not None:
         pause_s += state.rules.rank_delay_s * len(state.facts.eligible)  # let those with the newer head ask
     outvoted = state.outvoted + 1 if reason == Refusal.ALREADY_VOTED else state.outvoted
@@ -393,46 +328,3 @@ def _rank_of_lease(term: int, leader: str) -> tuple[int, bytes]:
 
 def _set(state: ElectionState, **changes: object) -> ElectionState:
     return msgspec.structs.replace(state, **changes)
-
-
-# -- rank and electorate --------------------------------------------------------------------------------------------
-
-
-class Candidate(Protocol):
-    """What ranking reads of a directory record."""
-
-    @property
-    def can_learn(self) -> bool: ...
-
-    @property
-    def accelerator_bytes(self) -> int: ...
-
-
-def rank(peers: Mapping[str, Candidate], swarm: bytes) -> tuple[str, ...]:
-    """Those that can learn, best first: the larger class of accelerator memory, then by a hash, equal on every node."""
-    able = [peer for peer, info in peers.items() if info.can_learn]
-    return tuple(
-        sorted(
-            able,
-            key=lambda peer: (
-                -memory_class(peers[peer].accelerator_bytes),
-                _place(swarm, peer),
-            ),
-        )
-    )
-
-
-def memory_class(accelerator_bytes: int) -> int:
-    """Doublings from 4 GiB on; below and without an accelerator 0: like machines rank by the hash, not by a few MB."""
-    return max(0, (accelerator_bytes >> 32).bit_length())
-
-
-def electorate(swarm: bytes, term: int, members: Iterable[str], size: int) -> tuple[str, ...]:
-    """The `size` members nearest (XOR of hashes) to blake3(swarm, term), nearest first."""
-    point = int.from_bytes(blake3(swarm + b"electorate%d" % term).digest(), "big")
-    nearness = sorted((int.from_bytes(blake3(peer.encode()).digest(), "big") ^ point, peer) for peer in set(members))
-    return tuple(peer for _, peer in nearness[:size])
-
-
-def _place(swarm: bytes, peer: str) -> bytes:
-    return blake3(swarm + peer.encode()).digest()

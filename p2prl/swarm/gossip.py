@@ -87,7 +87,7 @@ class Wanted:
         return self._learn(announcement.maker, announcement.headers, now, announcement.maker)
 
     def told(self, holder: str, maker: str, headers: Iterable[GroupHeader], now: float) -> tuple[GroupHeader, ...]:
-        """As `heard`, of `maker`'s groups that `holder` named in a digest exchange: it is asked where the maker fails."""
+        """As `heard`, of `maker`'s groups that `holder` named in a digest exchange: asked where the maker fails."""
         return self._learn(maker, headers, now, holder)
 
     def holds(self, peer: str, group_id: bytes) -> None:

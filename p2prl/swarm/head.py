@@ -171,7 +171,7 @@ class Chain:
         return None if first is None or last is None else (first, last)
 
     def prune(self, head: bytes, keep_steps: int) -> tuple[bytes, ...]:
-        """Drop versions off `head`'s chain whose step is more than `keep_steps` behind it, with all that grew on them."""
+        """Drop versions off `head`'s chain more than `keep_steps` behind it, with all that grew on them."""
         self._focus(head)
         floor = self._links[head].version.step - keep_steps
         dead: set[bytes] = set()

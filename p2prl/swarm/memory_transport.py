@@ -11,12 +11,12 @@ connection does; a partition swallows them until their deadline, as a black hole
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from p2prl.errors import BadRecord, PeerError, TooLarge, Truncated, Unreachable
+from p2prl.errors import PeerError, TooLarge, Truncated, Unreachable
 from p2prl.swarm.transport import (
     MAX_CALL_BYTES,
     MAX_ITEM_BYTES,
@@ -45,7 +45,7 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class MemoryNetwork:
-    """The wires between all nodes, and their faults. `observer(time, event, source, target, kind)` sees each message."""
+    """The wires between all nodes, and their faults. `observer(time, event, source, target, kind)` sees all."""
 
     def __init__(self, seed: int, conditions: Conditions | None = None, observer: Observer | None = None) -> None:
         self.conditions = conditions or Conditions()
@@ -73,9 +73,8 @@ class MemoryNetwork:
 
     def crash(self, peer_id: str) -> None:
         """kill -9: its handlers end, its directory copies and registrations are gone. `transport` gives a new life."""
-        node = self._nodes[peer_id]
         self.note("crash", peer_id, "", "")
-        node.go_down()
+        self._nodes[peer_id].go_down()
 
     def outage(self, peer_id: str) -> None:
         """Its p2pd died: nothing in or out, state handlers hear False; registrations stay. Ended by `recover`."""
@@ -134,8 +133,7 @@ class MemoryTransport:
     """One node's `Transport`. Made by `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer_id: str) -> None:
-        self._network = network
-        self._peer_id = peer_id
+        self._network, self._peer_id = network, peer_id
         self.is_up = False
         self.island = 0  # nodes that joined each other share one
         self._rejoin_island = 0
@@ -143,10 +141,9 @@ class MemoryTransport:
         self._streams: dict[str, StreamHandler] = {}
         self._topics: dict[str, list[TopicHandler]] = {}
         self._state_handlers: list[StateHandler] = []
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # handlers at work; a dict: cancelled in a fixed order
+        self._tasks: dict[asyncio.Future[Any], None] = {}  # handlers at work; a dict: cancelled in a fixed order
         self._directory: dict[str, dict[str, tuple[bytes, float, float]]] = {}  # key, peer -> value, stored, expires
-        self._sent: dict[str, int] = {}
-        self._received: dict[str, int] = {}
+        self._sent, self._received = dict[str, int](), dict[str, int]()
 
     @property
     def peer_id(self) -> str:
@@ -158,7 +155,6 @@ class MemoryTransport:
 
     async def stop(self) -> None:
         if self.is_up:
-            self._network.note("stop", self._peer_id, "", "")
             self.go_down()
 
     def addresses(self) -> Sequence[str]:
@@ -170,11 +166,11 @@ class MemoryTransport:
             peer = address.rsplit("/", 1)[-1]
             await asyncio.sleep(self._network.latency())
             other = self._network.node(peer)
-            if not self.is_up or other is None or self._network.walled(self._peer_id, peer):
+            if self.is_up and other is not None and not self._network.walled(self._peer_id, peer):
+                self._network.merge(other.island, self.island)
+                reports.append(JoinReport(address, peer=peer))
+            else:
                 reports.append(JoinReport(address, error="no answer from this address"))
-                continue
-            self._network.merge(other.island, self.island)
-            reports.append(JoinReport(address, peer=peer))
         return reports
 
     async def peers(self) -> frozenset[str]:
@@ -254,11 +250,11 @@ class MemoryTransport:
             raise PeerError(f"{peer} does not know the stream {method}", peer=peer)
         _count(target._received, method, len(body))
         items = handler(self._peer_id, body)
-        total = 0
+        total, started = 0, False
         try:
             while True:
                 deadline = loop.time() + item_timeout_s
-                item = await self._result(target, _next(items), method, deadline, started=total > 0)
+                item = await self._result(target, _next(items), method, deadline, started=started)
                 if item is None:
                     return
                 total += len(item)
@@ -269,13 +265,12 @@ class MemoryTransport:
                 if self._network.chance(self._network.conditions.cut):
                     raise Truncated(f"the stream {method} ended without its end mark", peer=peer)
                 _count(self._received, method, len(item))
+                started = True
                 yield item
         finally:
             close = getattr(items, "aclose", None)
             if close is not None:
                 await close()
-
-    # -- directory --------------------------------------------------------------------------------------------------
 
     async def put(self, key: str, value: bytes, *, ttl_s: float) -> bool:
         await asyncio.sleep(self._network.latency(len(value)))
@@ -323,8 +318,6 @@ class MemoryTransport:
         for handler in self._state_handlers:
             handler(is_up)
 
-    # -- inside -----------------------------------------------------------------------------------------------------
-
     def _others(self) -> list["MemoryTransport"]:
         return [node for node in self._network.up() if node is not self and self._network.reaches(self, node)]
 
@@ -363,7 +356,7 @@ class MemoryTransport:
     async def _result(
         self,
         target: "MemoryTransport",
-        work: Coroutine[Any, Any, T],
+        work: Awaitable[T],
         method: str,
         deadline: float,
         *,
@@ -371,7 +364,7 @@ class MemoryTransport:
     ) -> T:
         """`work` run as the target's task: it ends with the target, with us, or at the deadline."""
         loop = asyncio.get_running_loop()
-        task = loop.create_task(work)
+        task = asyncio.ensure_future(work)
         target._tasks[task] = None
         try:
             await asyncio.wait((task,), timeout=max(0.0, deadline - loop.time()))

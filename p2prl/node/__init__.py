@@ -1,0 +1,1 @@
+"""The node: wires every room, owns every loop, supervises the children."""

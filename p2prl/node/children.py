@@ -1,0 +1,133 @@
+"""The children of the daemon: start, ask, notice their end, stop.
+
+In: a module to run and its request and reply types. Out: replies by request id. A child is spawned (never forked) with
+one end of a socket pair; it ends when that closes, so no child outlives its daemon, whatever kills the daemon.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from p2prl.errors import P2prlError
+from p2prl.pipes import AsyncPipe, PipeClosed
+
+
+class ChildDied(P2prlError):
+    """The child ended or stopped answering; the message says how."""
+
+
+class Child:
+    """One child process with numbered requests. `start` and `request` may be used again after it died."""
+
+    def __init__(
+        self, module: str, args: Sequence[str], reply_type: Any, *, environ: Mapping[str, str], stderr: int | None = None
+    ) -> None:
+        self.module, self._args, self._reply_type = module, tuple(args), reply_type
+        self._environ, self._stderr = dict(environ), stderr
+        self._process: asyncio.subprocess.Process | None = None
+        self._pipe: AsyncPipe | None = None
+        self._reader: asyncio.Task | None = None
+        self._waiting: dict[int, asyncio.Future] = {}
+        self._ids = itertools.count()
+        self.num_starts = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None and self._pipe is not None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self, setup: object | None, *, timeout_s: float = 120.0) -> Any:
+        """Spawn, send `setup`, return the first reply (the child's Ready). Raises ChildDied."""
+        await self.stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", self.module, str(theirs.fileno()), *self._args,
+                pass_fds=(theirs.fileno(),), env={**os.environ, **self._environ}, stdin=asyncio.subprocess.DEVNULL,
+                stdout=self._stderr, stderr=self._stderr, start_new_session=True,
+            )  # fmt: skip
+        self._pipe = await AsyncPipe.open(ours, self._reply_type)
+        self.num_starts += 1
+        try:
+            if setup is not None:
+                await self._pipe.send(setup)
+            ready = await asyncio.wait_for(self._pipe.receive(), timeout_s)
+        except (TimeoutError, PipeClosed) as error:
+            raise ChildDied(await self._end(f"{self.module} did not start: {error or 'no answer'}")) from None
+        if type(ready).__name__ == "Failed":
+            raise ChildDied(await self._end(f"{self.module} can't start: {ready.message}"))
+        self._reader = asyncio.create_task(self._read(), name=f"read {self.module}")
+        return ready
+
+    async def request(self, make: Callable[[int], object], *, timeout_s: float) -> Any:
+        """Send `make(id)`, return the reply with that id. Raises ChildDied, also for a `Failed` reply."""
+        if not self.alive or self._pipe is None:
+            raise ChildDied(f"{self.module} is not running")
+        number = next(self._ids)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._pipe.send(make(number))
+            reply = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise ChildDied(await self._end(f"{self.module} did not answer within {timeout_s:.0f} s")) from None
+        except PipeClosed as error:
+            raise ChildDied(await self._end(str(error))) from None
+        finally:
+            self._waiting.pop(number, None)
+        if type(reply).__name__ == "Failed":
+            raise P2prlError(f"{self.module}: {reply.message}")
+        return reply
+
+    async def stop(self) -> None:
+        """Close the pipe; kill what does not end by that."""
+        if self._process is not None:
+            await self._end("stopped")
+
+    async def _read(self) -> None:
+        assert self._pipe is not None
+        try:
+            while True:
+                reply = await self._pipe.receive()
+                future = self._waiting.get(reply.id)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+        except PipeClosed as error:
+            message = await self._end(str(error), from_reader=True)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(ChildDied(message))
+
+    async def _end(self, why: str, *, from_reader: bool = False) -> str:
+        process, self._process = self._process, None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+        if process is None:
+            return why
+        try:
+            code = await asyncio.wait_for(process.wait(), 3.0)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            code = await process.wait()
+        if self._reader is not None and not from_reader:
+            self._reader.cancel()
+        for future in self._waiting.values():
+            if not future.done() and not from_reader:
+                future.set_exception(ChildDied(why))
+        return f"{why} ({describe_exit(code)})"
+
+
+def describe_exit(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "killed: most likely the machine ran out of memory"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

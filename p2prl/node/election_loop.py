@@ -1,0 +1,154 @@
+"""Carries out what `swarm/election.py` decides: asks for votes, grants them, renews the lease.
+
+In: ticks, leases by gossip, vote requests by call. Out: votes, renewals, who leads.
+"""
+
+import asyncio
+
+from p2prl import codec
+from p2prl.errors import BadRecord, PeerError
+from p2prl.node.state import NodeState
+from p2prl.records import Lease, Vote, VoteReply, VoteRequest
+from p2prl.swarm import election
+
+TICK_S = 0.25
+TOPIC = "lease"
+
+
+class ElectionLoop:
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._tasks: set[asyncio.Task] = set()
+        self.changed = asyncio.Event()  # set whenever the leader or our role changed
+        state.transport.serve("vote", self.on_vote_request)
+        state.transport.subscribe(TOPIC, self.on_gossip)
+
+    async def run(self) -> None:
+        while True:
+            self._decide(election.Tick(self._facts()))
+            await asyncio.sleep(TICK_S)
+
+    def on_gossip(self, publisher: str, data: bytes) -> None:
+        self.hear(data)
+
+    def hear(self, data: bytes) -> Lease:
+        """A sealed lease, from gossip or a reply. Raises PeerError for a bad one."""
+        state = self._state
+        lease = codec.unseal(data, Lease, state.swarm, owner=lambda lease: lease.leader).record
+        self._check_eligible(lease.leader)
+        state.membership.heard(lease.leader, state.now())
+        before = (state.election.term, state.election.leader, state.election.sequence)
+        self._decide(election.LeaseHeard(lease))
+        after = (state.election.term, state.election.leader, state.election.sequence)
+        if after != before and state.election.leader == lease.leader:
+            state.sealed_lease = data
+        return lease
+
+    async def on_vote_request(self, peer: str, body: bytes) -> bytes:
+        state = self._state
+        request = codec.unseal(body, VoteRequest, state.swarm, owner=lambda request: request.candidate).record
+        self._check_eligible(request.candidate)
+        state.membership.heard(request.candidate, state.now())
+        for action in self._decide(election.VoteAsked(request)):
+            match action:
+                case election.Grant(request):
+                    return codec.encode(VoteReply(self._vote(request), "", state.sealed_lease))
+                case election.Refuse(_, reason):
+                    return codec.encode(VoteReply(b"", str(reason), state.sealed_lease))
+        raise BadRecord("the request was not decided", peer=peer)
+
+    def renew(self) -> None:
+        """Gossip our lease at once, as after a new version."""
+        if self._state.leads:
+            self._announce(self._state.election.term, self._state.election.sequence + 1)
+            self._state.election = election._set(self._state.election, sequence=self._state.election.sequence + 1)
+
+    def _facts(self) -> election.Facts:
+        state = self._state
+        return election.Facts(
+            live=state.live(),
+            eligible=state.eligible(),
+            head=state.head,
+            num_groups=state.num_groups,
+            can_lead=state.can_learn and state.learner_ready and not state.draining,
+            manifest_id=state.head_id,
+            lagged=state.loop_lag_s > 1.0,
+        )
+
+    def _decide(self, event: election.Event) -> tuple[election.Action, ...]:
+        state = self._state
+        before = (state.election.role, state.election.term, state.election.leader)
+        state.election, actions = election.decide(state.election, event, state.now())
+        for action in actions:
+            self._act(action)
+        if (state.election.role, state.election.term, state.election.leader) != before:
+            self._report(before)
+        return actions
+
+    def _act(self, action: election.Action) -> None:
+        match action:
+            case election.PersistVote(term):
+                self._state.store.save_voted_term(term)
+            case election.Grant(request) if request.candidate == self._state.me:
+                self._decide(election.VoteGiven(request.term, self._state.me, self._vote(request)))
+            case election.AskVotes(request, voters):
+                sealed = codec.seal(request, self._state.identity, self._state.swarm)
+                for voter in voters:
+                    task = asyncio.create_task(self._ask(voter, request, sealed), name=f"ask {voter} for a vote")
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+            case election.BecomeLeader(_, votes):
+                self._state.votes = votes
+            case election.Renew(term, sequence):
+                self._announce(term, sequence)
+            case _:
+                pass
+
+    async def _ask(self, voter: str, request: VoteRequest, sealed: bytes) -> None:
+        state = self._state
+        try:
+            body = await state.transport.call(voter, "vote", sealed, timeout_s=state.election.rules.vote_s)
+            reply = codec.decode(body, VoteReply)
+            state.membership.heard(voter, state.now())
+            vote = None
+            if reply.vote:
+                granted = codec.unseal(reply.vote, Vote, state.swarm, owner=lambda vote: vote.voter).record
+                if (granted.term, granted.candidate, granted.voter) != (request.term, state.me, voter):
+                    raise BadRecord("the vote is for another request", peer=voter)
+                vote = reply.vote
+            lease = self.hear(reply.lease) if reply.lease and vote is None else None
+        except PeerError as error:
+            state.blame(error.code)
+            return
+        self._decide(election.VoteGiven(request.term, voter, vote, reply.reason, lease))
+
+    def _vote(self, request: VoteRequest) -> bytes:
+        vote = Vote(request.term, self._state.me, request.candidate, request.electorate)
+        return codec.seal(vote, self._state.identity, self._state.swarm)
+
+    def _announce(self, term: int, sequence: int) -> None:
+        state = self._state
+        manifest_bytes = len(state.sealed_manifests.get(state.head_id, b""))
+        lease = Lease(term, state.me, sequence, state.head, state.head_id, manifest_bytes, state.num_groups)
+        state.sealed_lease = codec.seal(lease, state.identity, state.swarm)
+        task = asyncio.create_task(self._publish(state.sealed_lease), name="renew the lease")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _publish(self, data: bytes) -> None:
+        try:
+            await self._state.transport.publish(TOPIC, data)
+        except PeerError as error:
+            self._state.blame(error.code)
+
+    def _check_eligible(self, peer: str) -> None:
+        allowed = self._state.recipe.learner.learners
+        if allowed and peer not in allowed:
+            raise BadRecord("the recipe does not let this peer lead", peer=peer)
+
+    def _report(self, before: tuple) -> None:
+        state = self._state
+        role, term, leader = state.election.role, state.election.term, state.election.leader
+        if leader and (term, leader) != before[1:]:
+            state.emit("health", code="leader", term=term, leader=leader)
+        self.changed.set()

@@ -1,0 +1,186 @@
+"""Draws: prompts by lottery, answers by the engine, rewards by the environment, signed groups to the swarm.
+
+In: the head's weights, the environment. Out: groups in the store, announcements.
+
+Invariants: a counter is used once, also over kill -9; the engine changes version only between batches here, so a group
+has one version; nothing is drawn while `max_in_flight` of our groups wait for the learner.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from p2prl import codec
+from p2prl.environments.messages import JudgeItem
+from p2prl.environments.registry import HELD_OUT_FROM
+from p2prl.errors import P2prlError, PeerError
+from p2prl.node.children import Child
+from p2prl.node.environment_client import EnvironmentClient
+from p2prl.node.receive_loop import TOPIC, ReceiveLoop
+from p2prl.node.state import NodeState
+from p2prl.records import Announcement, Completion, Group, GroupHeader, Prompt, Version
+from p2prl.rollout import lottery, messages, worker
+
+GROUPS_PER_BATCH = 8
+HEADERS_PER_ANNOUNCEMENT = 8
+LOAD_TIMEOUT_S = 120.0
+GENERATE_TIMEOUT_S = 600.0
+IDLE_S = 0.2
+
+
+class RolloutLoop:
+    def __init__(
+        self, state: NodeState, environment: EnvironmentClient, receive: ReceiveLoop, engine: Child, threads: int
+    ) -> None:
+        self._state, self._environment, self._receive = state, environment, receive
+        self._engine, self._threads = engine, threads
+        self._engine_name = ""
+        self._next_eval_step = 0
+        self.waiting = ""  # why nothing is drawn, for the status
+
+    async def run(self) -> None:
+        await self._start_engine()
+        while True:
+            if self._state.draining:
+                self.waiting = "draining"
+                await asyncio.sleep(IDLE_S)
+                continue
+            await self._load_head()
+            await self._evaluate_when_due()
+            allowed = worker.allowed(self._state.store.num_waiting(self._state.me), self._state.recipe.learner.max_in_flight)
+            if allowed <= 0:
+                self.waiting = "waiting for the learner"
+                await asyncio.sleep(IDLE_S)
+                continue
+            self.waiting = ""
+            await self._draw(min(allowed, GROUPS_PER_BATCH))
+
+    async def _start_engine(self) -> None:
+        state = self._state
+        state.engine_ready, state.engine_version = False, None
+        ready = await self._environment.start() if self._environment.ready is None else self._environment.ready
+        setup = messages.Setup(
+            source=state.recipe.model.source,
+            models_cache=str(state.home.models),
+            stop_ids=ready.stop_ids,
+            pad_id=ready.pad_id,
+            threads=self._threads,
+            engine="transformers",
+        )
+        started = await self._engine.start(setup)
+        self._engine_name = started.name
+
+    async def _load_head(self) -> None:
+        state = self._state
+        if state.engine_version == state.head and self._engine.alive:
+            return
+        head, path = state.head, str(state.head_path)
+        await self._engine.request(lambda number: messages.Load(number, path, head), timeout_s=LOAD_TIMEOUT_S)
+        state.engine_version, state.engine_ready = head, True
+
+    async def _generate(self, prompts: Sequence[Prompt], num_answers: int, seed: int) -> messages.Generated:
+        sampling = self._state.recipe.sampling.record()
+        ids = tuple(prompt.token_ids for prompt in prompts)
+        return await self._engine.request(
+            lambda number: messages.Generate(number, ids, num_answers, sampling, seed), timeout_s=GENERATE_TIMEOUT_S
+        )
+
+    async def _draw(self, num_groups: int) -> None:
+        state = self._state
+        version = state.engine_version
+        assert version is not None and self._environment.ready is not None
+        first = state.store.next_counters(num_groups)
+        counters = range(first, first + num_groups)
+        num_prompts = self._environment.ready.num_prompts
+        indices = [lottery.prompt_index(state.me, version, counter, num_prompts) for counter in counters]
+        prompts = await self._environment.prompts(indices)
+        started = state.now()
+        seed = int.from_bytes(codec.content_hash(state.me.encode() + first.to_bytes(8, "big"))[:7], "big")
+        drawn = await self._generate(prompts, state.recipe.sampling.group_size, seed)
+        elapsed_s = max(state.now() - started, 1e-6)
+        state.tokens_per_s = 0.8 * state.tokens_per_s + 0.2 * drawn.num_tokens / elapsed_s
+        state.counts.tokens += drawn.num_tokens
+        items = tuple(
+            JudgeItem(prompt.index, prompt.token_ids, tuple(answer.token_ids for answer in answers))
+            for prompt, answers in zip(prompts, drawn.completions, strict=True)
+        )
+        judgements = await self._environment.judge_items(items)
+        made = [
+            self._group(counter, prompt, answers, judgement.rewards, judgement.details, version)
+            for counter, prompt, answers, judgement in zip(
+                counters, prompts, drawn.completions, judgements, strict=True
+            )
+        ]
+        await self._publish(made)
+
+    def _group(
+        self,
+        counter: int,
+        prompt: Prompt,
+        answers: Sequence[Completion],
+        rewards: Sequence[float],
+        details: Sequence[str],
+        version: Version,
+    ) -> Group:
+        state, ready = self._state, self._environment.ready
+        assert ready is not None
+        return worker.make_group(
+            worker.Origin(
+                maker=state.me,
+                environment=state.recipe.environment.name,
+                environment_version=ready.environment_version,
+                tokenizer_hash=ready.tokenizer_hash,
+                sampling=state.recipe.sampling.record(),
+                engine=self._engine_name,
+            ),
+            counter,
+            prompt,
+            answers,
+            rewards,
+            details,
+            (version,),
+            state.clock.unix(),
+        )
+
+    async def _publish(self, groups: Sequence[Group]) -> None:
+        state = self._state
+        headers = []
+        for group in groups:
+            sealed = codec.seal(group, state.identity, state.swarm)
+            group_id = codec.sealed_id(sealed)
+            mean = sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
+            header = GroupHeader(group_id, len(sealed), group.versions[0], len(group.trajectories), mean)
+            state.store.save_own(group_id, group, sealed)
+            state.wanted.own(state.me, header, state.now())
+            state.counts.groups += 1
+            state.counts.answers += len(group.trajectories)
+            headers.append(header)
+            if state.stands_by():
+                self._receive.offer_own(sealed)
+        state.emit("rollout", groups=len(headers), reward=sum(h.reward_mean for h in headers) / len(headers))
+        for start in range(0, len(headers), HEADERS_PER_ANNOUNCEMENT):
+            record = Announcement(state.me, tuple(headers[start : start + HEADERS_PER_ANNOUNCEMENT]))
+            with contextlib.suppress(PeerError):  # the digest exchange finds what gossip missed
+                await state.transport.publish(TOPIC, codec.seal(record, state.identity, state.swarm))
+
+    async def _evaluate_when_due(self) -> None:
+        """The leader's engine answers the held-out prompts each `eval.every` versions."""
+        state, rule = self._state, self._state.recipe.eval
+        version = state.engine_version
+        if not state.leads or rule.prompts == 0 or version is None or version.step < self._next_eval_step:
+            return
+        self._next_eval_step = (version.step // rule.every + 1) * rule.every
+        try:
+            prompts = await self._environment.prompts(range(HELD_OUT_FROM, HELD_OUT_FROM + rule.prompts))
+            drawn = await self._generate(prompts, 1, seed=0)
+            items = tuple(
+                JudgeItem(prompt.index, prompt.token_ids, (answers[0].token_ids,))
+                for prompt, answers in zip(prompts, drawn.completions, strict=True)
+            )
+            judged = await self._environment.judge_items(items)
+        except P2prlError as error:
+            state.emit("log", level="warning", event="evaluation failed", why=str(error)[:200])
+            return
+        state.eval_reward = sum(judgement.rewards[0] for judgement in judged) / len(judged)
+        state.eval_version = str(version)
+        state.emit("step", eval_reward=state.eval_reward, version=state.eval_version)

@@ -1,0 +1,128 @@
+"""One `Status` from the node's state: what page, command line and demo show.
+
+In: NodeState, the supervisor, the loops. Out: a Status; rows of peers.
+"""
+
+from p2prl import __version__, status
+from p2prl.node.state import NodeState
+from p2prl.node.supervisor import Supervisor
+from p2prl.status import rfc3339
+
+KINDS = {
+    "announce": "announce", "lease": "announce", "group": "group", "weights": "weights", "manifests": "weights",
+}  # fmt: skip
+
+
+def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: dict[str, float]) -> status.Status:
+    rewards = state.chain.first_last_rewards(state.head_id)
+    first, last_reward = rewards or (None, None)
+    now = _now(state, supervisor)
+    head = state.head
+    loaded = state.engine_version
+    manifest = state.manifests.get(state.head_id)
+    metrics = last or (manifest.metrics if manifest else {})
+    return status.Status(
+        version=__version__,
+        node=status.NodeStatus(
+            peer_id=state.me,
+            name=state.name,
+            role=state.config.node.role,
+            boot_id=state.boot_id.hex(),
+            started_at=rfc3339(state.started_at),
+        ),
+        swarm=status.SwarmStatus(
+            id=state.swarm.hex(),
+            recipe=state.recipe.name,
+            policy_version=str(head),
+            term=state.election.term,
+            leader=state.election.leader,
+            role="leader" if state.leads else "follower",
+            peers_alive=len(state.live()) - 1,
+            addresses=tuple(state.transport.addresses()),
+        ),
+        state=status.StateStatus(
+            now=now,
+            reasons=tuple(sorted({waiting} - {""}) + sorted(state.health)),
+            loops={
+                name: status.LoopStatus(ok=health.ok, restarts=health.restarts, error=health.error)
+                for name, health in supervisor.health.items()
+            },
+        ),
+        policy=status.PolicyStatus(
+            version=str(loaded) if loaded else "",
+            step=loaded.step if loaded else 0,
+            behind=max(0, head.step - loaded.step) if loaded else 0,
+            staleness_p50=metrics.get("age_p50", metrics.get("age_mean", 0.0)),
+            staleness_p95=metrics.get("age_p95", metrics.get("age_max", 0.0)),
+        ),
+        rates=status.RateStatus(rollout_tokens_per_s=state.tokens_per_s),
+        given=status.GivenStatus(
+            groups=state.counts.groups,
+            admitted=state.counts.admitted,
+            refused={**state.counts.refused_here},
+            waiting=state.store.num_waiting(state.me),
+            tokens=state.counts.tokens,
+            sent_bytes=sum(state.transport.traffic().sent.values()),
+        ),
+        training=status.TrainingStatus(
+            step=head.step,
+            reward_mean=metrics.get("reward_mean"),
+            reward_first=first,
+            reward_last=last_reward,
+            eval_reward=state.eval_reward,
+            eval_version=state.eval_version,
+            num_groups=state.num_groups,
+            buffered=state.store.num_admitted_waiting(),
+            last=dict(metrics),
+        ),
+        traffic=status.TrafficStatus(**_traffic(state)),
+        failover=status.FailoverStatus(
+            term_changed_at=tuple(status.TermChange(term=term, at=at) for term, at in state.term_changes)
+        ),
+        health=tuple(
+            status.HealthItem(code=code, level=level, message=message, fix=fix, since=rfc3339(since))
+            for code, (level, message, fix, since) in sorted(state.health.items())
+        ),
+    )
+
+
+def peer_rows(state: NodeState) -> list[status.PeerRow]:
+    rows = []
+    for member in state.membership.members():
+        info = member.info
+        rows.append(
+            status.PeerRow(
+                peer_id=member.peer_id,
+                name=info.name if info else "",
+                role=info.role if info else "",
+                path=member.path or "direct",
+                rtt_s=member.rtt_s,
+                version=str(info.held) if info else "",
+                step=info.held.step if info else 0,
+                leader=member.peer_id == state.election.leader,
+                software=info.software if info else "",
+                seen_s=state.now() - (member.heard_at if member.heard_at is not None else member.since),
+            )
+        )
+    return rows
+
+
+def _now(state: NodeState, supervisor: Supervisor) -> str:
+    if state.draining:
+        return "draining"
+    if not state.joined:
+        return "joining"
+    if state.generates and not state.engine_ready:
+        return "starting"
+    return "working" if all(health.ok for health in supervisor.health.values()) else "degraded"
+
+
+def _traffic(state: NodeState) -> dict[str, dict[str, int]]:
+    """By kind: announce (gossip), group (bodies), weights, control."""
+    traffic = state.transport.traffic()
+    totals: dict[str, dict[str, int]] = {"sent": {}, "received": {}}
+    for way, counts in (("sent", traffic.sent), ("received", traffic.received)):
+        for name, count in counts.items():
+            kind = KINDS.get(name, "control")
+            totals[way][kind] = totals[way].get(kind, 0) + count
+    return totals

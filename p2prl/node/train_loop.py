@@ -1,0 +1,150 @@
+"""Trains while we lead: admitted groups to a step, a step to a published version. Warm while we stand by.
+
+In: admitted groups in the store. Out: manifests, leases that name them; a learner process that holds the head.
+
+Invariants: a group is in one manifest of a chain; a manifest is kept and its weights are in the store before its lease
+is gossiped, so whoever hears of a version can fetch it; a step whose parent is no longer the head is thrown away.
+"""
+
+import asyncio
+
+from p2prl import codec
+from p2prl.buffer import replay
+from p2prl.learner import messages
+from p2prl.node.children import Child
+from p2prl.node.election_loop import ElectionLoop
+from p2prl.node.receive_loop import ReceiveLoop
+from p2prl.node.state import NodeState
+from p2prl.node.weights_loop import WeightsLoop
+from p2prl.records import Group, StepInput, StepReport
+from p2prl.weights.publish import Trained, make_manifest
+
+STEP_TIMEOUT_S = 900.0
+POLL_S = 0.1
+
+
+class TrainLoop:
+    def __init__(
+        self, state: NodeState, weights: WeightsLoop, election: ElectionLoop, receive: ReceiveLoop, learner: Child
+    ) -> None:
+        self._state, self._weights, self._election, self._receive = state, weights, election, receive
+        self._learner = learner
+        self._holds: bytes | None = None  # the manifest whose weights the learner process has
+        self._waiting_since: float | None = None
+        self._threads = 1
+        self.last: dict[str, float] = {}
+
+    def set_threads(self, threads: int) -> None:
+        self._threads = threads
+
+    async def run(self) -> None:
+        state = self._state
+        state.learner_ready = False
+        while True:
+            if not state.stands_by():
+                # Anyone who may lead must be able to: a candidate starts its learner when it wins.
+                state.learner_ready = state.can_learn
+                if self._learner.alive and not state.leads:
+                    await self._learner.stop()
+                    self._holds = None
+                await asyncio.sleep(POLL_S * 5)
+                continue
+            await self._be_warm()
+            if not state.leads or state.draining:
+                self._waiting_since = None
+                await asyncio.sleep(POLL_S)
+                continue
+            await self._step_when_full()
+
+    async def _be_warm(self) -> None:
+        state = self._state
+        if not self._learner.alive:
+            self._holds = None
+            await self._learner.start(
+                messages.Setup(
+                    recipe_json=state.recipe.model_dump_json(by_alias=True),
+                    models_cache=str(state.home.models),
+                    blobs=str(state.home.blobs),
+                    checkpoints=str(state.home.checkpoints / state.swarm.hex()[:16]),
+                    threads=self._threads,
+                )
+            )
+        if self._holds != state.head_id:
+            head_id, head, path = state.head_id, state.head, str(state.head_path)
+            await self._learner.request(lambda number: messages.Follow(number, path, head), timeout_s=STEP_TIMEOUT_S)
+            self._holds = head_id
+        state.learner_ready = True
+
+    async def _step_when_full(self) -> None:
+        state, rule = self._state, self._state.recipe.learner
+        now = state.now()
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
+        waited_s = now - self._waiting_since
+        rules = replay.ReplayRules(rule.groups_per_step, rule.max_age, rule.longest_wait_s)
+        chosen = replay.choose(self._candidates(), waited_s, rules)
+        if not chosen:
+            self._receive.admitted.clear()
+            try:
+                await asyncio.wait_for(self._receive.admitted.wait(), POLL_S)
+            except TimeoutError:
+                pass
+            return
+        await self._step(chosen)
+        self._waiting_since = None
+
+    def _candidates(self) -> list[replay.Entry]:
+        """Admitted and not on our chain, with their ages."""
+        state = self._state
+        entries = []
+        for row in state.store.admitted_waiting():
+            age = state.age_of(row.version)
+            if age is None or age > state.recipe.learner.max_age:
+                state.store.drop(row.id, "too_old" if age is not None else "unknown_version")
+                continue
+            entries.append(replay.Entry(row.id, row.maker, age))
+        return entries
+
+    async def _step(self, chosen: tuple[bytes, ...]) -> None:
+        state = self._state
+        parent = state.parent
+        groups, ids = [], []
+        for group_id in chosen:
+            body = state.store.group_body(group_id)
+            if body is None:
+                state.store.drop(group_id, "lost")
+                continue
+            groups.append(codec.unseal(body, Group, state.swarm).record)
+            ids.append(group_id)
+        if not groups:
+            return
+        ages = tuple(tuple(state.age_of(version) or 0 for version in group.versions) for group in groups)
+        step = StepInput(tuple(groups), tuple(ids), ages, parent.version, state.election.term, self._rho_on())
+        reply = await self._learner.request(lambda number: messages.Train(number, step), timeout_s=STEP_TIMEOUT_S)
+        report: StepReport = reply.report
+        self.last = report.metrics
+        if state.head_id != parent.id or not state.leads or report.version.term != state.election.term:
+            self._holds = None  # another head won meanwhile: the groups wait for the next step
+            return
+        self._publish(report, groups, ids)
+
+    def _publish(self, report: StepReport, groups: list[Group], ids: list[bytes]) -> None:
+        state = self._state
+        trained = [
+            Trained(group_id, sum(t.reward for t in group.trajectories) / len(group.trajectories), len(group.trajectories))
+            for group_id, group in zip(ids, groups, strict=True)
+        ]
+        if state.eval_reward is not None:
+            report.metrics["eval_reward"] = state.eval_reward
+            report.metrics["eval_step"] = float(state.eval_version.split(".")[1])
+        manifest = make_manifest(report, state.parent, state.me, trained, state.votes, state.clock.unix())
+        sealed = codec.seal(manifest, state.identity, state.swarm)
+        manifest_id = codec.sealed_id(sealed)
+        self._weights.keep(manifest_id, manifest, sealed)
+        self._weights.adopt(manifest_id)
+        self._holds = manifest_id
+        state.votes = ()
+        self._election.renew()
+
+    def _rho_on(self) -> float:
+        manifest = self._state.manifests.get(self._state.head_id)
+        return 0.0 if manifest is None else manifest.rho_on

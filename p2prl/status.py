@@ -1,0 +1,208 @@
+"""What a node says of itself: one snapshot for the page, the command line and the demo. No torch in it.
+
+In: the node's loops (through `node/`). Out: JSON over HTTP and in events; the command line decodes it with these types.
+
+Every field has a default, unknown fields are ignored and none is renamed within a schema number, so that a command line
+and a daemon of different releases understand each other. Text that came from peers is plain text: whoever shows it
+escapes it. Times in JSON are RFC 3339 UTC, except where a name says unix.
+"""
+
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import msgspec
+
+SCHEMA = 1
+READY = ("working", "paused")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what the control API shows."""
+
+
+class NodeStatus(Record, frozen=True, kw_only=True):
+    peer_id: str = ""
+    name: str = ""
+    role: str = "full"
+    boot_id: str = ""
+    started_at: str = ""
+
+
+class SwarmStatus(Record, frozen=True, kw_only=True):
+    """`policy_version` is the swarm's head, TERM.STEP.HASH8; `role` is "leader" or "follower" in this term."""
+
+    id: str = ""
+    recipe: str = ""
+    policy_version: str = ""
+    term: int = 0
+    leader: str = ""
+    role: str = "follower"
+    peers_alive: int = 0
+    peers_relayed: int = 0
+    reachability: str = "unknown"
+    addresses: tuple[str, ...] = ()
+
+
+class LoopStatus(Record, frozen=True, kw_only=True):
+    ok: bool = True
+    restarts: int = 0
+    last_at: str | None = None
+    error: str = ""
+
+
+class StateStatus(Record, frozen=True, kw_only=True):
+    """`now`: starting, joining, working, paused, draining, stopping or degraded; `reasons` are codes."""
+
+    now: str = "starting"
+    reasons: tuple[str, ...] = ()
+    until: str | None = None
+    loops: dict[str, LoopStatus] = {}
+
+
+class PolicyStatus(Record, frozen=True, kw_only=True):
+    """The version this node generates with; `behind` counts steps to the swarm's head; staleness in versions."""
+
+    version: str = ""
+    step: int = 0
+    behind: int = 0
+    staleness_p50: float = 0.0
+    staleness_p95: float = 0.0
+
+
+class RateStatus(Record, frozen=True, kw_only=True):
+    rollout_tokens_per_s: float = 0.0
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+
+
+class GivenStatus(Record, frozen=True, kw_only=True):
+    """What this node gave: groups made, admitted by learners, refused by reason, and waiting for a manifest."""
+
+    groups: int = 0
+    admitted: int = 0
+    refused: dict[str, int] = {}
+    waiting: int = 0
+    tokens: int = 0
+    sent_bytes: int = 0
+
+
+class TrainingStatus(Record, frozen=True, kw_only=True):
+    """Along the chain this node follows. `last` holds the metrics of the last step."""
+
+    step: int = 0
+    reward_mean: float | None = None
+    reward_first: float | None = None
+    reward_last: float | None = None
+    eval_reward: float | None = None
+    eval_version: str = ""
+    num_groups: int = 0
+    buffered: int = 0
+    last: dict[str, float] = {}
+
+
+class TrafficStatus(Record, frozen=True, kw_only=True):
+    """Bytes by kind since the start: announce, group, weights, control."""
+
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+
+
+class TermChange(Record, frozen=True, kw_only=True):
+    term: int = 0
+    at: float = 0.0  # unix seconds: a verified manifest of this term was first held
+
+
+class FailoverStatus(Record, frozen=True, kw_only=True):
+    term_changed_at: tuple[TermChange, ...] = ()
+
+
+class HealthItem(Record, frozen=True, kw_only=True):
+    """What is wrong and what to do about it; `level` is "warning" or "error"."""
+
+    code: str = ""
+    level: str = "warning"
+    message: str = ""
+    fix: str = ""
+    since: str = ""
+
+
+class Status(Record, frozen=True, kw_only=True):
+    """The snapshot. Made by `node/`, shown by `web/` and `cli/`."""
+
+    schema: int = SCHEMA
+    version: str = ""
+    node: NodeStatus = NodeStatus()
+    swarm: SwarmStatus = SwarmStatus()
+    state: StateStatus = StateStatus()
+    policy: PolicyStatus = PolicyStatus()
+    rates: RateStatus = RateStatus()
+    given: GivenStatus = GivenStatus()
+    training: TrainingStatus = TrainingStatus()
+    traffic: TrafficStatus = TrafficStatus()
+    failover: FailoverStatus = FailoverStatus()
+    health: tuple[HealthItem, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        return self.state.now in READY
+
+    @property
+    def invite(self) -> str:
+        """What another node needs to join: the swarm's id and addresses of this one."""
+        peers = "&".join(f"peer={quote(address, safe='/:.-')}" for address in self.swarm.addresses)
+        return f"p2prl://{self.swarm.id}" + (f"?{peers}" if peers else "")
+
+
+class PeerRow(Record, frozen=True, kw_only=True):
+    """One peer as this node sees it. Name, software and version are the peer's own words."""
+
+    peer_id: str = ""
+    name: str = ""
+    role: str = ""
+    path: str = "direct"
+    rtt_s: float | None = None
+    version: str = ""
+    step: int = 0
+    leader: bool = False
+    groups: int = 0
+    refused: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    software: str = ""
+    seen_s: float = 0.0
+
+
+class Check(Record, frozen=True, kw_only=True):
+    """One line of a doctor's report: `level` is "ok", "warn" or "fail"."""
+
+    level: str = "ok"
+    name: str = ""
+    message: str = ""
+    fix: str = ""
+
+
+class DoctorReport(Record, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def worst(self) -> str:
+        return max((check.level for check in self.checks), key=("ok", "warn", "fail").index, default="ok")
+
+
+class ConfigValue(Record, frozen=True, kw_only=True):
+    """One resolved key and where its value came from; secrets are never among them."""
+
+    key: str = ""
+    value: str | int | float | bool | list[str] | None = None
+    origin: str = "default"
+
+
+def rfc3339(unix: float) -> str:
+    """Unix seconds as RFC 3339 UTC with milliseconds."""
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def encode(value: object) -> bytes:
+    """A record (or a list or dict of them) as JSON; floats that JSON has no word for become null."""
+    return msgspec.json.encode(value)
