@@ -58,7 +58,15 @@ class Identity:
     @classmethod
     def create(cls, path: Path) -> "Identity":
         """Make a key and write it, readable by its owner alone; never over an existing file."""
-        identity = cls(Ed25519PrivateKey.generate())
+        return cls._write(cls(Ed25519PrivateKey.generate()), path)
+
+    @classmethod
+    def from_words(cls, words: str, path: Path) -> "Identity":
+        """A key file that follows from words: for the reproducible identities of a demo, never for a real node."""
+        return cls._write(cls.from_seed(blake3(words.encode()).digest()), path)
+
+    @classmethod
+    def _write(cls, identity: "Identity", path: Path) -> "Identity":
         seed = identity._key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
         staged = path.with_name(f".{path.name}.{os.getpid()}")
         with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:

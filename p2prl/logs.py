@@ -3,8 +3,8 @@
 In: structlog loggers of our loops (`get("rollout")`), stdlib loggers of libraries. Out: the console (stderr), a rotated
 JSON file, the newest lines in memory for `p2prl logs`, and "log" events in the ring.
 
-Control characters never reach a terminal: text of peers may be in any value. Lines about peers (with a `peer` value) that
-repeat are folded: the first shows, the others are counted and told once a minute. Tracebacks go to the file, and to the
+Control characters never reach a terminal: text of peers may be in any value. Lines about peers (with a `peer` value)
+that repeat are folded: the first shows, the others are counted and told once a minute. Tracebacks go to the file, and to the
 console at debug only.
 """
 
@@ -194,10 +194,10 @@ def set_up(
     extra: tuple[Callable[[LogLine], None], ...] = (),
 ) -> Logs:
     """Console on stderr, the JSON file and the ring. `style`: auto, text, json, journal; `extra`: more destinations."""
-    stream = stream or sys.stderr
+    console = stream or sys.stderr
     if style == "auto":
         style = "journal" if os.environ.get("JOURNAL_STREAM") else "text"
-    destinations: list[Callable[[LogLine], None]] = [_Console(stream, style, debug=level == "debug"), *extra]
+    destinations: list[Callable[[LogLine], None]] = [_Console(console, style, debug=level == "debug"), *extra]
     if file is not None:
         destinations.append(_File(file))
     if ring is not None:

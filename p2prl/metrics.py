@@ -6,6 +6,7 @@ Labels take few values, all ours: no peer ids, no text of prompts or peers.
 """
 
 import platform
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,8 +15,17 @@ PAUSE_REASONS = ("user", "waiting_for_learner", "engine_failed", "no_peers", "di
 LOOPS = ("rollout", "receive", "train", "weights", "membership")
 STAGES = ("wait", "batch", "forward", "backward", "optim", "publish")
 REFUSALS = (
-    "bad_record bad_signature duplicate other over_quota stale too_large unknown_version wrong_reward wrong_swarm"
-).split()
+    "bad_record",
+    "bad_signature",
+    "duplicate",
+    "other",
+    "over_quota",
+    "stale",
+    "too_large",
+    "unknown_version",
+    "wrong_reward",
+    "wrong_swarm",
+)
 DIRECTIONS = ("in", "out")
 KINDS = ("group", "manifest", "blob", "control")
 FRACTIONS = tuple(step / 10 for step in range(11))
@@ -55,12 +65,12 @@ class Metrics:
         known = reason if reason in self._refusals else "other"
         self.admission_groups.labels("rejected", known).inc()
 
-    def _counter(self, name: str, text: str, labels: dict[str, tuple[str, ...]] | None = None) -> Counter:
+    def _counter(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Counter:
         metric = Counter(f"p2prl_{name}", text, tuple(labels or ()), registry=self.registry)
         _touch(metric, labels)
         return metric
 
-    def _gauge(self, name: str, text: str, labels: dict[str, tuple[str, ...]] | None = None) -> Gauge:
+    def _gauge(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Gauge:
         metric = Gauge(f"p2prl_{name}", text, tuple(labels or ()), registry=self.registry)
         _touch(metric, labels)
         return metric
@@ -150,7 +160,7 @@ class Metrics:
         self.gpu_utilization = Gauge("p2prl_gpu_utilization_ratio", "GPU use, 0 to 1", ("gpu",), registry=self.registry)
 
 
-def _touch(metric: Counter | Gauge | Histogram, labels: dict[str, tuple[str, ...]] | None) -> None:
+def _touch(metric: Counter | Gauge | Histogram, labels: Mapping[str, tuple[str, ...]] | None) -> None:
     """Make every combination of label values exist at 0."""
     combinations: list[tuple[str, ...]] = [()]
     for values in (labels or {}).values():

@@ -172,6 +172,20 @@ class PeerRow(Record, frozen=True, kw_only=True):
     seen_s: float = 0.0
 
 
+class StepRow(Record, frozen=True, kw_only=True):
+    """One version's step, as a "step" event: `at` is unix seconds, `metrics` hold loss, ess, lr and more."""
+
+    step: int = 0
+    version: str = ""
+    term: int = 0
+    learner: str = ""
+    reward_mean: float | None = None
+    num_groups: int = 0
+    at: float = 0.0
+    wall_s: float = 0.0
+    metrics: dict[str, float] = {}
+
+
 class Check(Record, frozen=True, kw_only=True):
     """One line of a doctor's report: `level` is "ok", "warn" or "fail"."""
 

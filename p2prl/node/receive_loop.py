@@ -16,6 +16,7 @@ from p2prl.errors import BadRecord, P2prlError, PeerError
 from p2prl.node.environment_client import EnvironmentClient
 from p2prl.node.state import NodeState
 from p2prl.records import Announcement, Group, GroupHeader, Hash, PeerId, Verdict, Wire
+from p2prl.rollout import worker
 from p2prl.swarm import gossip
 
 TOPIC = "announce"
@@ -165,7 +166,7 @@ class ReceiveLoop:
             verdict = admission.conclude(sealed.record, sealed.id, judgement)
             if verdict.admitted:
                 state.store.save_admitted(sealed.id, sealed.record, data)
-                state.wanted.own(sealed.signer, _header(sealed, len(data)), state.now())
+                state.wanted.own(sealed.signer, worker.header(sealed.record, sealed.id, len(data)), state.now())
                 self._tell(sealed.signer, verdict)
             else:
                 self._refuse(sealed, verdict.reason)
@@ -239,8 +240,3 @@ class ReceiveLoop:
                 raise BadRecord("too many kinds of refusal")
             counts.refused[verdict.reason] = counts.refused.get(verdict.reason, 0) + 1
 
-
-def _header(sealed: codec.Sealed[Group], content_bytes: int) -> GroupHeader:
-    group = sealed.record
-    mean = sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
-    return GroupHeader(sealed.id, content_bytes, group.versions[0], len(group.trajectories), mean)

@@ -11,15 +11,15 @@ import contextlib
 from collections.abc import Sequence
 
 from p2prl import codec
-from p2prl.environments.messages import JudgeItem
+from p2prl.environments.messages import JudgeItem, Ready
 from p2prl.environments.registry import HELD_OUT_FROM
 from p2prl.errors import P2prlError, PeerError
 from p2prl.node.children import Child
 from p2prl.node.environment_client import EnvironmentClient
 from p2prl.node.receive_loop import TOPIC, ReceiveLoop
 from p2prl.node.state import NodeState
-from p2prl.records import Announcement, Completion, Group, GroupHeader, Prompt, Version
-from p2prl.rollout import lottery, messages, worker
+from p2prl.records import Announcement, Group, Prompt
+from p2prl.rollout import messages, worker
 
 GROUPS_PER_BATCH = 8
 HEADERS_PER_ANNOUNCEMENT = 8
@@ -86,60 +86,38 @@ class RolloutLoop:
         )
 
     async def _draw(self, num_groups: int) -> None:
-        state = self._state
+        state, ready = self._state, self._environment.ready
         version = state.engine_version
-        assert version is not None and self._environment.ready is not None
+        assert version is not None
+        assert ready is not None
         first = state.store.next_counters(num_groups)
-        counters = range(first, first + num_groups)
-        num_prompts = self._environment.ready.num_prompts
-        indices = [lottery.prompt_index(state.me, version, counter, num_prompts) for counter in counters]
-        prompts = await self._environment.prompts(indices)
+        draws = worker.next_batch(state.me, version, range(first, first + num_groups), ready.num_prompts)
+        prompts = await self._environment.prompts([draw.prompt_index for draw in draws])
         started = state.now()
-        seed = int.from_bytes(codec.content_hash(state.me.encode() + first.to_bytes(8, "big"))[:7], "big")
+        seed = worker.call_seed(state.boot_id, first)
         drawn = await self._generate(prompts, state.recipe.sampling.group_size, seed)
         elapsed_s = max(state.now() - started, 1e-6)
         state.tokens_per_s = 0.8 * state.tokens_per_s + 0.2 * drawn.num_tokens / elapsed_s
         state.counts.tokens += drawn.num_tokens
-        items = tuple(
-            JudgeItem(prompt.index, prompt.token_ids, tuple(answer.token_ids for answer in answers))
-            for prompt, answers in zip(prompts, drawn.completions, strict=True)
-        )
+        items = tuple(map(worker.judge_item, prompts, drawn.completions))
         judgements = await self._environment.judge_items(items)
-        made = [
-            self._group(counter, prompt, answers, judgement.rewards, judgement.details, version)
-            for counter, prompt, answers, judgement in zip(
-                counters, prompts, drawn.completions, judgements, strict=True
-            )
-        ]
-        await self._publish(made)
+        origin, made_at = self._origin(ready), state.clock.unix()
+        await self._publish(
+            [
+                worker.make_group(origin, draw, prompt, answers, version, judgement, made_at)
+                for draw, prompt, answers, judgement in zip(draws, prompts, drawn.completions, judgements, strict=True)
+            ]
+        )
 
-    def _group(
-        self,
-        counter: int,
-        prompt: Prompt,
-        answers: Sequence[Completion],
-        rewards: Sequence[float],
-        details: Sequence[str],
-        version: Version,
-    ) -> Group:
-        state, ready = self._state, self._environment.ready
-        assert ready is not None
-        return worker.make_group(
-            worker.Origin(
-                maker=state.me,
-                environment=state.recipe.environment.name,
-                environment_version=ready.environment_version,
-                tokenizer_hash=ready.tokenizer_hash,
-                sampling=state.recipe.sampling.record(),
-                engine=self._engine_name,
-            ),
-            counter,
-            prompt,
-            answers,
-            rewards,
-            details,
-            (version,),
-            state.clock.unix(),
+    def _origin(self, ready: Ready) -> worker.Origin:
+        state = self._state
+        return worker.Origin(
+            maker=state.me,
+            environment=state.recipe.environment.name,
+            environment_version=ready.environment_version,
+            tokenizer_hash=ready.tokenizer_hash,
+            sampling=state.recipe.sampling.record(),
+            engine=self._engine_name,
         )
 
     async def _publish(self, groups: Sequence[Group]) -> None:
@@ -148,8 +126,7 @@ class RolloutLoop:
         for group in groups:
             sealed = codec.seal(group, state.identity, state.swarm)
             group_id = codec.sealed_id(sealed)
-            mean = sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
-            header = GroupHeader(group_id, len(sealed), group.versions[0], len(group.trajectories), mean)
+            header = worker.header(group, group_id, len(sealed))
             state.store.save_own(group_id, group, sealed)
             state.wanted.own(state.me, header, state.now())
             state.counts.groups += 1

@@ -7,9 +7,7 @@ All of it is touched on the event loop alone.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
-from p2prl import __version__
+from p2prl import __version__, logs
 from p2prl.buffer.store import Store
 from p2prl.clock import Clock
 from p2prl.codec import ZERO_HASH
@@ -159,7 +157,7 @@ class NodeState:
         """An event for the page; a "log" goes through the log, which feeds the same ring."""
         if kind == "log":
             level, event = str(data.pop("level")), str(data.pop("event"))
-            getattr(structlog.get_logger("node"), level)(event, **data)
+            getattr(logs.get("node"), level)(event, **data)
         else:
             self.events.publish(kind, data)
 

@@ -1,1 +1,1 @@
-"""The local page and the control API: knows a Status snapshot, a ring of events and a Commands protocol, nothing else."""
+"""The local page and the control API: knows Status, the ring of events and Commands, nothing else."""

@@ -2,8 +2,8 @@
 
 In: HTTP requests that passed the guard. Out: JSON of status records, metrics text, event streams, static files.
 
-Routes are ux-facing and frozen by a test. Errors are `{"error": {"code", "message", "hint"}}`. Nothing here blocks: what
-takes long is awaited, bodies are capped before they are read.
+Routes are ux-facing and frozen by a test. Errors are `{"error": {"code", "message", "hint"}}`. Nothing here blocks:
+what takes long is awaited, bodies are capped before they are read.
 """
 
 import time
@@ -28,13 +28,14 @@ from p2prl.status import Status, encode
 from p2prl.web.commands import Commands
 from p2prl.web.guard import Guard, rules
 from p2prl.web.login import CODE_S, SESSION_S, Logins
-from p2prl.web.stream import Streams, kinds_of, since_of
+from p2prl.web.stream import BadQuery, Streams, kinds_of, since_of
 
 STATIC = Path(__file__).parent / "static"
 MAX_BODY_BYTES = 16 * 2**10
 MAX_POINTS = 600
 MAX_NAMES = 16
 MAX_LOG_LINES = 1000
+MAX_STEPS = 1000
 MAX_STOP_S = 3600.0
 
 
@@ -90,6 +91,7 @@ def make_app(
         Route("/api/v1/status", api.status),
         Route("/api/v1/peers", api.peers),
         Route("/api/v1/series", api.series),
+        Route("/api/v1/steps", api.steps),
         Route("/api/v1/events", api.events),
         Route("/api/v1/logs", api.logs),
         Route("/api/v1/config", api.config),
@@ -98,7 +100,7 @@ def make_app(
         Route("/api/v1/stop", api.stop, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _error, ValueError: _bad_value})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _error, BadQuery: _bad_query})
     known = frozenset(route.path for route in routes)
     guard = Guard(
         app, rules=rules(door.port, door.hosts, remote=door.remote), logins=logins, cookie_name=door.cookie, unix=unix
@@ -150,6 +152,7 @@ class Api:
 
     def __init__(self, status: Callable[[], Status], commands: Commands, events: Ring, metrics: Metrics) -> None:
         self._status, self._commands, self._metrics = status, commands, metrics
+        self._ring = events
         self._streams = Streams(events)
 
     async def healthz(self, request: Request) -> Response:
@@ -173,10 +176,15 @@ class Api:
     async def series(self, request: Request) -> Response:
         names = tuple(name for name in request.query_params.get("name", "").split(",") if name)
         if not 1 <= len(names) <= MAX_NAMES:
-            raise ValueError(f"name must be 1 to {MAX_NAMES} names with commas between them")
+            raise BadQuery(f"name must be 1 to {MAX_NAMES} names with commas between them")
         since_s = _number(request, "since_s", 21600.0, 0.0, 86400.0 * 366)
         points = int(_number(request, "points", MAX_POINTS, 1, MAX_POINTS))
         return _json(self._commands.series(names, since_s, points))
+
+    async def steps(self, request: Request) -> Response:
+        """The newest step events, oldest first: `StepRow`s."""
+        limit = int(_number(request, "limit", 50, 1, MAX_STEPS))
+        return _json([msgspec.Raw(event.data) for event in self._ring.recent(("step",), limit)])
 
     async def events(self, request: Request) -> Response:
         since, kinds = since_of(request), kinds_of(request)
@@ -187,7 +195,7 @@ class Api:
     async def logs(self, request: Request) -> Response:
         level = request.query_params.get("level", "debug")
         if level not in LEVELS:
-            raise ValueError(f"level must be one of {', '.join(LEVELS)}")
+            raise BadQuery(f"level must be one of {', '.join(LEVELS)}")
         since_s = _number(request, "since_s", 0.0, 0.0, 86400.0 * 366)
         limit = int(_number(request, "limit", 200, 1, MAX_LOG_LINES))
         return _json(self._commands.logs(level, request.query_params.get("component", ""), since_s, limit))
@@ -204,7 +212,7 @@ class Api:
     async def stop(self, request: Request) -> Response:
         body = await _body(request, StopBody)
         if not 0 <= body.timeout_s <= MAX_STOP_S:
-            raise ValueError(f"timeout_s must be between 0 and {MAX_STOP_S:.0f}")
+            raise BadQuery(f"timeout_s must be between 0 and {MAX_STOP_S:.0f}")
         self._commands.stop(body.timeout_s)
         return _json(self._status(), 202)
 
@@ -242,7 +250,7 @@ def _number(request: Request, name: str, default: float, least: float, most: flo
     except ValueError:
         value = least - 1
     if not least <= value <= most:
-        raise ValueError(f"{name} must be a number between {least:g} and {most:g}")
+        raise BadQuery(f"{name} must be a number between {least:g} and {most:g}")
     return value
 
 
@@ -256,5 +264,5 @@ async def _error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _bad_value(request: Request, error: Exception) -> Response:
+async def _bad_query(request: Request, error: Exception) -> Response:
     return _json({"error": {"code": "bad_value", "message": str(error), "hint": ""}}, 400)

@@ -1,6 +1,6 @@
 """Events to a browser or `p2prl logs -f` as server-sent events.
 
-In: the ring, the id the reader saw last. Out: `id:`, `event:`, `data:`; `event: reset` where the reader must fetch anew.
+In: the ring, the id the reader saw last. Out: `id:`, `event:`, `data:`; `event: reset` where it must fetch anew.
 
 A reader that takes nothing for SEND_TIMEOUT_S is dropped; at most MAX_STREAMS at once; closing the ring ends all.
 """
@@ -17,6 +17,10 @@ MAX_STREAMS = 8
 PING_S = 15
 RETRY_MS = 3000
 SEND_TIMEOUT_S = 10.0
+
+
+class BadQuery(ValueError):
+    """The request asks for something that can't be."""
 
 
 class Streams:
@@ -44,20 +48,20 @@ class Streams:
 
 
 def since_of(request: Request) -> int | None:
-    """Where to resume: the browser's Last-Event-ID, else ?since=; None for from now on. ValueError for nonsense."""
+    """Where to resume: the browser's Last-Event-ID, else ?since=; None for from now on. BadQuery for nonsense."""
     text = request.headers.get("last-event-id") or request.query_params.get("since")
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise ValueError("since must be an event id")
+        raise BadQuery("since must be an event id")
     return int(text)
 
 
 def kinds_of(request: Request) -> tuple[str, ...]:
-    """The wanted event types, all by default. ValueError for an unknown one."""
+    """The wanted event types, all by default. BadQuery for an unknown one."""
     text = request.query_params.get("types")
     kinds = tuple(text.split(",")) if text else TYPES
     unknown = [kind for kind in kinds if kind not in TYPES]
     if unknown:
-        raise ValueError(f"types must be among {', '.join(TYPES)}")
+        raise BadQuery(f"types must be among {', '.join(TYPES)}")
     return kinds

@@ -1,0 +1,118 @@
+"""`p2prl run`: the daemon in the foreground.
+
+In: a recipe name, file or nothing; flags. Out: a node that runs until SIGINT or SIGTERM (drains), again (stops now), or,
+when started with `--parent-pipe`, until the pipe's other end closes.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import click
+
+from p2prl.errors import ConfigError
+from p2prl.paths import Home
+
+ROLES = ("full", "rollout", "learner", "relay")
+
+
+@click.command()
+@click.argument("recipe", required=False)
+@click.option("--role", type=click.Choice(ROLES), help="What this node does; default: full.")
+@click.option("--join", multiple=True, metavar="MULTIADDR", help="A peer to join through; may be repeated.")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of config.toml.")
+@click.option("--parent-pipe", type=int, hidden=True, help="End, and remove the home, when this descriptor closes.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    recipe: str | None,
+    role: str | None,
+    join: tuple[str, ...],
+    overrides: tuple[str, ...],
+    parent_pipe: int | None,
+) -> None:
+    """Join a swarm and work in it: generate, train when elected, serve weights.
+
+    RECIPE is a recipe's name or file; without it the configured or last one is used.
+    """
+    from p2prl import config as configs
+
+    home = Home.locate(ctx.obj.home if ctx.obj else None)
+    first = ensure_home(home)
+    if role:
+        overrides = (*overrides, f"node.role={role}")
+    if join:
+        overrides = (*overrides, "swarm.join=" + str([check_address(address) for address in join]))
+    settings, origins = configs.load(home.config_file, os.environ, overrides)
+    chosen, text = choose_recipe(home, recipe, settings.node.recipe)
+    (home.state / "last-recipe.toml").write_text(text)
+    if first:
+        click.echo(f"made {home.identity}: it is your standing in the swarm, back it up; there is no reset", err=True)
+    asyncio.run(_serve(home, settings, origins, chosen, parent_pipe))
+
+
+def ensure_home(home: Home) -> bool:
+    """What `init` does: folders and a key. True when the key is new."""
+    from p2prl.identity import Identity
+
+    try:
+        home.create()
+    except OSError as error:
+        raise ConfigError(f"can't make the home {home.state}: {error.strerror}; choose another with --home") from None
+    if home.identity.exists():
+        return False
+    Identity.create(home.identity)
+    return True
+
+
+def choose_recipe(home: Home, asked: str | None, configured: str):
+    """(recipe, its text): the asked one, the configured one, the last one; else ConfigError with the list."""
+    from p2prl import recipe as recipes
+
+    last = home.state / "last-recipe.toml"
+    name = asked or configured
+    if name:
+        return recipes.find(name, (home.recipes,))
+    if last.is_file():
+        return recipes.find(str(last))
+    names = ", ".join(sorted(recipes.available((home.recipes,))))
+    raise ConfigError(f"which recipe? There are: {names}. For example: p2prl run addition")
+
+
+def check_address(text: str) -> str:
+    from p2prl.swarm.addresses import check
+
+    return check(text)
+
+
+async def _serve(home: Home, settings, origins: dict[str, str], recipe, parent_pipe: int | None) -> None:
+    from p2prl import logs
+    from p2prl.node.build import open_node
+
+    node = await open_node(home, settings, recipe)
+    log = logs.set_up(settings.log.level, file=home.logs / "p2prl.jsonl", ring=node.state.events)
+    node.control.logs_source, node.control.origins = log, origins
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, node.stop)
+    if parent_pipe is not None:
+        os.set_blocking(parent_pipe, False)
+        loop.add_reader(parent_pipe, lambda: _parent_gone(loop, parent_pipe, node))
+    try:
+        await node.run()
+    finally:
+        log.close()
+        if parent_pipe is not None:
+            shutil.rmtree(_root(home), ignore_errors=True)
+
+
+def _parent_gone(loop: asyncio.AbstractEventLoop, fd: int, node) -> None:
+    if not os.read(fd, 1):
+        loop.remove_reader(fd)
+        node.stop(0.0)
+
+
+def _root(home: Home) -> Path:
+    return home.state.parent

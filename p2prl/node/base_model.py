@@ -1,0 +1,34 @@
+"""Version 0 of the recipe's model on this disk, checked against the recipe.
+
+In: a recipe, a home. Out: the weights file of version 0. Heavy sources are prepared in a child process.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from p2prl.errors import ConfigError
+from p2prl.paths import Home
+from p2prl.recipe import Recipe
+
+
+async def prepare_base(recipe: Recipe, home: Home, progress: int | None = None) -> Path:
+    """Raises ConfigError when the model can't be had or is another than the recipe's."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "p2prl.node.prepare_process", recipe.model.source, str(home.models),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=progress,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    try:
+        answer = json.loads(output.decode().strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise ConfigError(f"the model {recipe.model.source} can't be prepared; see the log") from None
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    if answer["hash"] != recipe.model.hash:
+        raise ConfigError(
+            f"the model {recipe.model.source} here has hash {answer['hash'][:16]}, the recipe {recipe.name} wants "
+            f"{recipe.model.hash[:16]}: it is another model or version. Use the very model that the recipe names"
+        )
+    return Path(answer["weights"])

@@ -1,0 +1,103 @@
+"""The decisions of the rollout loop: how many groups may be drawn, which prompts, and what a group says.
+
+In: counters, an engine's completions, the environment's judgement. Out: draws, judge items, `records.Group`s, headers.
+
+Invariants: at most `max_in_flight` groups of ours wait for the learner; all answers of a group start under one version
+with the recipe's sampling; a prompt index follows from maker, version and counter.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from p2prl.environments.messages import JudgeItem, Judgement
+from p2prl.errors import EngineError
+from p2prl.records import Completion, Group, GroupHeader, Prompt, Sampling, Trajectory, Version
+from p2prl.rollout.lottery import prompt_index
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """A group to make: our counter and the prompt that the lottery gives for it."""
+
+    counter: int
+    prompt_index: int
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What all groups of one node have in common."""
+
+    maker: str
+    environment: str
+    environment_version: str
+    tokenizer_hash: bytes
+    sampling: Sampling
+    engine: str
+
+
+def allowed(made_waiting: int, max_in_flight: int) -> int:
+    """How many more groups may be drawn while `made_waiting` of ours are in no manifest and young enough."""
+    return max(0, max_in_flight - made_waiting)
+
+
+def next_batch(maker: str, version: Version, counters: Sequence[int], num_prompts: int | None) -> tuple[Draw, ...]:
+    """One draw a counter, all under the version that the engine has loaded."""
+    return tuple(Draw(counter, prompt_index(maker, version, counter, num_prompts)) for counter in counters)
+
+
+def call_seed(boot_id: bytes, counter: int) -> int:
+    """The engine's seed for the call that begins with `counter`: differs between nodes, starts and calls."""
+    return (int.from_bytes(boot_id, "little") ^ (counter * 0x9E3779B97F4A7C15)) % 2**63
+
+
+def judge_item(prompt: Prompt, completions: Sequence[Completion]) -> JudgeItem:
+    """What to ask the environment process about a prompt's answers."""
+    return JudgeItem(prompt.index, prompt.token_ids, tuple(completion.token_ids for completion in completions))
+
+
+def judge_group(group: Group) -> JudgeItem:
+    """The same question about somebody's group."""
+    answers = tuple(trajectory.completion.token_ids for trajectory in group.trajectories)
+    return JudgeItem(group.prompt_index, group.prompt_ids, answers)
+
+
+def make_group(
+    origin: Origin,
+    draw: Draw,
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    version: Version,
+    judgement: Judgement,
+    made_at: float,
+) -> Group:
+    """The group of one prompt's answers, all drawn under `version`. Raises EngineError when the parts don't fit."""
+    if not judgement.prompt_ok or prompt.index != draw.prompt_index:
+        raise EngineError(f"prompt {draw.prompt_index} is not what the environment makes of it; restart the node")
+    if not len(completions) == len(judgement.rewards) == len(judgement.details):
+        raise EngineError(f"{len(completions)} answers but {len(judgement.rewards)} rewards; restart the node")
+    trajectories = tuple(
+        Trajectory(completion, reward, detail)
+        for completion, reward, detail in zip(completions, judgement.rewards, judgement.details, strict=True)
+    )
+    return Group(
+        maker=origin.maker,
+        counter=draw.counter,
+        environment=origin.environment,
+        environment_version=origin.environment_version,
+        tokenizer_hash=origin.tokenizer_hash,
+        prompt_index=draw.prompt_index,
+        prompt_ids=prompt.token_ids,
+        versions=(version,),
+        trajectories=trajectories,
+        sampling=origin.sampling,
+        engine=origin.engine,
+        made_at=made_at,
+    )
+
+
+def reward_mean(group: Group) -> float:
+    return sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
+
+
+def header(group: Group, group_id: bytes, content_bytes: int) -> GroupHeader:
+    """What gossip says of a sealed group of `content_bytes` bytes."""
+    return GroupHeader(group_id, content_bytes, group.versions[0], len(group.trajectories), reward_mean(group))

@@ -1,0 +1,46 @@
+// uPlot over columns: one plot an element, made once and fed afterwards.
+const plots = new Map();
+const LABELS = { reward: 'reward', eval_reward: 'held-out', version: 'here', swarm_version: 'swarm', tokens_per_s: 'tokens/s',
+  age_p50: 'median', age_p95: '95 %', loss: 'loss', ess: 'ESS', lr: 'rate' };
+const HEIGHT = 190;
+
+export function draw(element, title, names, series) {
+  if (!element || !window.uPlot || !series.t || names.some((name) => !series[name])) return;
+  const data = [series.t, ...names.map((name) => series[name])];
+  const known = plots.get(element);
+  if (known) {
+    if (known.shown === series) return;
+    known.shown = series;
+    known.plot.setData(data);
+    return;
+  }
+  const plot = new window.uPlot(options(element, names), data, element);
+  const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: HEIGHT }));
+  observer.observe(element);
+  plots.set(element, { plot, observer, shown: series });
+}
+
+export function forget() {
+  for (const { plot, observer } of plots.values()) {
+    observer.disconnect();
+    plot.destroy();
+  }
+  plots.clear();
+}
+
+function options(element, names) {
+  const css = getComputedStyle(document.documentElement);
+  const ink = css.getPropertyValue('--dim').trim();
+  const grid = { stroke: css.getPropertyValue('--grid').trim(), width: 1 };
+  const axis = { stroke: ink, grid, ticks: grid };
+  return {
+    width: element.clientWidth, height: HEIGHT, cursor: { drag: { x: true, y: false } },
+    axes: [axis, { ...axis, size: 62 }],
+    series: [{}, ...names.map((name, index) => ({
+      label: LABELS[name] ?? name, stroke: css.getPropertyValue(`--plot${index + 1}`).trim(), width: 1.5, spanGaps: true,
+      points: { show: name === 'eval_reward' ? true : undefined },
+    }))],
+  };
+}
+
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', forget);
