@@ -135,7 +135,9 @@ def parse(text: str, origin: str) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}") from None
     if isinstance(data.get("schema"), int) and data["schema"] > SCHEMA:
-        raise ConfigError(f"{origin} has schema {data['schema']}, made by a newer p2prl; this one knows {SCHEMA}. Update")
+        raise ConfigError(
+            f"{origin} has schema {data['schema']}, made by a newer p2prl; this one knows {SCHEMA}. Update"
+        )
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
@@ -168,7 +170,10 @@ def available(folders: tuple[Path, ...] = ()) -> dict[str, tuple[str, ...]]:
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))]
     paths += sorted((path for path in shipped().iterdir() if path.name.endswith(".toml")), key=lambda path: path.name)
     for path in paths:
-        found[path.name.removesuffix(".toml")] = (*found.get(path.name.removesuffix(".toml"), ()), path.read_text("utf-8"))
+        found[path.name.removesuffix(".toml")] = (
+            *found.get(path.name.removesuffix(".toml"), ()),
+            path.read_text("utf-8"),
+        )
     return found
 
 

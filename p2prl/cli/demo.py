@@ -92,7 +92,9 @@ class DemoSwarm:
                 _write_identity(node.home, self._seed, index)
             self._launch(node)
             if index == 0:
-                self._wait(lambda: bool(self._poll(self._nodes[0]) and self._addresses()), "the first node did not start")
+                self._wait(
+                    lambda: bool(self._poll(self._nodes[0]) and self._addresses()), "the first node did not start"
+                )
                 _say(f"page: {self._nodes[0].url}   (p2prl --home {self._nodes[0].home} web)")
 
     def watch(self, target: float, kill_at: int | None, limit_s: float) -> dict[str, Any]:

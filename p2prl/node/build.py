@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import socket
-from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -111,7 +110,7 @@ class Node:
         url = url_of(self._web_socket)
         write_node_file(state.home, url)
         ready = await self.environment.start()
-        rules = admission.AdmissionRules.of(state.recipe, ready.tokenizer_hash, ready.environment_version, ready.num_prompts)
+        rules = admission.rules_of(state.recipe, ready.tokenizer_hash, ready.stop_ids, ready.num_prompts)
         await state.transport.start()
         self._receive = ReceiveLoop(state, self.environment, rules)
         self._rollout = RolloutLoop(state, self.environment, self._receive, self._engine, self._threads)
@@ -263,5 +262,3 @@ def write_node_file(home: Home, url: str) -> None:
     started = SystemClock().unix()
     staged.write_text(json.dumps({"pid": os.getpid(), "url": url, "started_at": started, "version": __version__}))
     staged.rename(home.node_file)
-
-

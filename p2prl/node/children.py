@@ -26,7 +26,13 @@ class Child:
     """One child process with numbered requests. `start` and `request` may be used again after it died."""
 
     def __init__(
-        self, module: str, args: Sequence[str], reply_type: Any, *, environ: Mapping[str, str], stderr: int | None = None
+        self,
+        module: str,
+        args: Sequence[str],
+        reply_type: Any,
+        *,
+        environ: Mapping[str, str],
+        stderr: int | None = None,
     ) -> None:
         self.module, self._args, self._reply_type = module, tuple(args), reply_type
         self._environ, self._stderr = dict(environ), stderr

@@ -53,7 +53,9 @@ class Control:
     def config(self) -> list[status.ConfigValue]:
         values = self._state.config.model_dump(mode="json")
         return [
-            status.ConfigValue(key=f"{section}.{key}", value=value, origin=self.origins.get(f"{section}.{key}", "default"))
+            status.ConfigValue(
+                key=f"{section}.{key}", value=value, origin=self.origins.get(f"{section}.{key}", "default")
+            )
             for section, entries in values.items()
             for key, value in entries.items()
         ]

@@ -148,7 +148,7 @@ class ElectionLoop:
 
     def _report(self, before: tuple) -> None:
         state = self._state
-        role, term, leader = state.election.role, state.election.term, state.election.leader
+        term, leader = state.election.term, state.election.leader
         if leader and (term, leader) != before[1:]:
             state.emit("health", code="leader", term=term, leader=leader)
         self.changed.set()

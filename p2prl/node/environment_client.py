@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from p2prl.environments.messages import (
     JudgeItem,
-    JudgeReply,
     Judgement,
+    JudgeReply,
     JudgeRequest,
     PromptsReply,
     PromptsRequest,

@@ -167,4 +167,3 @@ class MembershipLoop:
         known = self._state.health.get(code)
         since = known[3] if known else self._state.clock.unix()
         self._state.health[code] = ("warning", message, fix, since)
-

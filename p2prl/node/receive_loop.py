@@ -17,6 +17,7 @@ from p2prl.node.environment_client import EnvironmentClient
 from p2prl.node.state import NodeState
 from p2prl.records import Announcement, Group, GroupHeader, Hash, PeerId, Verdict, Wire
 from p2prl.rollout import worker
+from p2prl.rollout.lottery import prompt_index
 from p2prl.swarm import gossip
 
 TOPIC = "announce"
@@ -49,6 +50,13 @@ class VerdictBatch(Wire, frozen=True):
 class ReceiveLoop:
     def __init__(self, state: NodeState, environment: EnvironmentClient, rules: admission.AdmissionRules) -> None:
         self._state, self._environment, self._rules = state, environment, rules
+        num_prompts = rules.num_prompts
+        self._known = admission.Knowledge(
+            age_of=state.age_of,
+            seen=state.store.has_admitted,
+            group_at=state.store.group_at,
+            lottery=lambda maker, version, counter: prompt_index(maker, version, counter, num_prompts),
+        )
         self._wake = asyncio.Event()
         self._verdicts: dict[str, list[Verdict]] = {}
         self._pulls: set[asyncio.Task] = set()
@@ -140,7 +148,7 @@ class ReceiveLoop:
     async def _admit(self, batch: list[tuple[str, bytes]]) -> None:
         state = self._state
         examined: list[tuple[codec.Sealed[Group], bytes]] = []
-        for source, data in batch:
+        for _, data in batch:
             try:
                 sealed = codec.unseal(data, Group, state.swarm, owner=lambda group: group.maker)
             except PeerError as error:
@@ -148,11 +156,9 @@ class ReceiveLoop:
                 state.counts.refused_here[error.code] = state.counts.refused_here.get(error.code, 0) + 1
                 continue
             state.wanted.have(sealed.id)
-            reason = admission.examine(
-                sealed.record, sealed.id, sealed.signer, self._rules, state.age_of, state.store.has_admitted
-            )
+            reason = admission.examine(sealed.record, sealed.id, sealed.signer, self._rules, self._known)
             if reason:
-                self._refuse(sealed, reason)
+                self._refuse(sealed, admission.refusal(sealed.id, reason))
             else:
                 examined.append((sealed, data))
         if not examined:
@@ -169,15 +175,16 @@ class ReceiveLoop:
                 state.wanted.own(sealed.signer, worker.header(sealed.record, sealed.id, len(data)), state.now())
                 self._tell(sealed.signer, verdict)
             else:
-                self._refuse(sealed, verdict.reason)
+                self._refuse(sealed, verdict)
         self.admitted.set()
 
-    def _refuse(self, sealed: codec.Sealed[Group], reason: str) -> None:
+    def _refuse(self, sealed: codec.Sealed[Group], verdict: Verdict) -> None:
         state = self._state
-        if reason != "duplicate":
-            state.counts.refused_here[reason] = state.counts.refused_here.get(reason, 0) + 1
+        if verdict.reason == "duplicate":
+            return
+        state.counts.refused_here[verdict.reason] = state.counts.refused_here.get(verdict.reason, 0) + 1
         state.wanted.forget((sealed.id,))
-        self._tell(sealed.signer, Verdict(sealed.id, False, reason, admission.REASONS.get(reason, "")[:256]))
+        self._tell(sealed.signer, verdict)
 
     # -- digests and verdicts ---------------------------------------------------------------------------------------
 
@@ -239,4 +246,3 @@ class ReceiveLoop:
             if len(counts.refused) >= 64 and verdict.reason not in counts.refused:
                 raise BadRecord("too many kinds of refusal")
             counts.refused[verdict.reason] = counts.refused.get(verdict.reason, 0) + 1
-

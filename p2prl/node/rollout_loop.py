@@ -47,7 +47,9 @@ class RolloutLoop:
                 continue
             await self._load_head()
             await self._evaluate_when_due()
-            allowed = worker.allowed(self._state.store.num_waiting(self._state.me), self._state.recipe.learner.max_in_flight)
+            allowed = worker.allowed(
+                self._state.store.num_waiting(self._state.me), self._state.recipe.learner.max_in_flight
+            )
             if allowed <= 0:
                 self.waiting = "waiting for the learner"
                 await asyncio.sleep(IDLE_S)

@@ -30,7 +30,8 @@ class TrainLoop:
         self._state, self._weights, self._election, self._receive = state, weights, election, receive
         self._learner = learner
         self._holds: bytes | None = None  # the manifest whose weights the learner process has
-        self._waiting_since: float | None = None
+        self._rules = replay.rules_of(state.recipe)
+        self._last_step_at = float("-inf")  # unix seconds
         self._threads = 1
         self.last: dict[str, float] = {}
 
@@ -51,7 +52,6 @@ class TrainLoop:
                 continue
             await self._be_warm()
             if not state.leads or state.draining:
-                self._waiting_since = None
                 await asyncio.sleep(POLL_S)
                 continue
             await self._step_when_full()
@@ -76,33 +76,26 @@ class TrainLoop:
         state.learner_ready = True
 
     async def _step_when_full(self) -> None:
-        state, rule = self._state, self._state.recipe.learner
-        now = state.now()
-        self._waiting_since = now if self._waiting_since is None else self._waiting_since
-        waited_s = now - self._waiting_since
-        rules = replay.ReplayRules(rule.groups_per_step, rule.max_age, rule.longest_wait_s)
-        chosen = replay.choose(self._candidates(), waited_s, rules)
-        if not chosen:
-            self._receive.admitted.clear()
-            try:
-                await asyncio.wait_for(self._receive.admitted.wait(), POLL_S)
-            except TimeoutError:
-                pass
+        state = self._state
+        choice = replay.choose(self._candidates(), state.clock.unix(), self._rules, since=self._last_step_at)
+        for group_id in choice.dropped:
+            state.store.drop(group_id, "too_old")
+        if choice.batch:
+            await self._step(choice.batch)
+            self._last_step_at = state.clock.unix()
             return
-        await self._step(chosen)
-        self._waiting_since = None
+        self._receive.admitted.clear()
+        try:
+            await asyncio.wait_for(self._receive.admitted.wait(), min(choice.wait_s, POLL_S))
+        except TimeoutError:
+            pass
 
     def _candidates(self) -> list[replay.Entry]:
         """Admitted and not on our chain, with their ages."""
-        state = self._state
-        entries = []
-        for row in state.store.admitted_waiting():
-            age = state.age_of(row.version)
-            if age is None or age > state.recipe.learner.max_age:
-                state.store.drop(row.id, "too_old" if age is not None else "unknown_version")
-                continue
-            entries.append(replay.Entry(row.id, row.maker, age))
-        return entries
+        return [
+            replay.Entry(row.id, row.maker, self._state.age_of(row.version), row.admitted_at)
+            for row in self._state.store.admitted_waiting()
+        ]
 
     async def _step(self, chosen: tuple[bytes, ...]) -> None:
         state = self._state
@@ -130,7 +123,9 @@ class TrainLoop:
     def _publish(self, report: StepReport, groups: list[Group], ids: list[bytes]) -> None:
         state = self._state
         trained = [
-            Trained(group_id, sum(t.reward for t in group.trajectories) / len(group.trajectories), len(group.trajectories))
+            Trained(
+                group_id, sum(t.reward for t in group.trajectories) / len(group.trajectories), len(group.trajectories)
+            )
             for group_id, group in zip(ids, groups, strict=True)
         ]
         if state.eval_reward is not None:

@@ -16,6 +16,7 @@ from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.node.state import NodeState
 from p2prl.records import Lease, Manifest, Wire
 from p2prl.swarm.head import MissingParent
+from p2prl.swarm.mandate import check_mandate
 from p2prl.weights import pieces
 
 MAX_MANIFESTS = 4096
@@ -102,6 +103,12 @@ class WeightsLoop:
         """Add a verified manifest to the chain and the store."""
         state = self._state
         pieces.check_sizes(manifest)
+        allowed = state.recipe.learner.learners
+        if allowed and manifest.learner not in allowed:
+            raise BadRecord("the recipe does not let this peer publish", peer=manifest.learner)
+        parent = state.manifests.get(manifest.parent_id)
+        if parent is None or (parent.version.term, parent.learner) != (manifest.version.term, manifest.learner):
+            check_mandate(manifest, state.swarm)
         if state.chain.add(manifest_id, manifest):
             state.manifests[manifest_id] = manifest
             state.sealed_manifests[manifest_id] = data

@@ -76,7 +76,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         moved = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()})
+        return Batch(
+            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()}
+        )
 
     def _index(self) -> tuple[int, Tensor]:
         values, index = torch.unique(self.group, return_inverse=True)

@@ -10,7 +10,6 @@ from typing import Protocol
 from p2prl.records import Completion, Sampling, Version
 
 
-
 class Engine(Protocol):
     """Generates from one policy; the version in use changes only through `load`."""
 

@@ -61,9 +61,7 @@ class ScriptedEngine:
             for row, prompt in enumerate(prompts)
         ]
 
-    def _complete(
-        self, prompt: Sequence[int], step: int, sampling: Sampling, source: random.Random
-    ) -> Completion:
+    def _complete(self, prompt: Sequence[int], step: int, sampling: Sampling, source: random.Random) -> Completion:
         right = self._answer(prompt)
         quality = self._quality(step)
         good = source.random() < quality

@@ -173,8 +173,6 @@ def _collect(
             tokens[row].append(token)
             logprobs[row] += raw[4 * order : 4 * order + 4]
     return [
-        Completion(
-            tuple(ids), bytes(values), (Segment(0, len(ids)),), "stop" if ids[-1] in stop_ids else "length"
-        )
+        Completion(tuple(ids), bytes(values), (Segment(0, len(ids)),), "stop" if ids[-1] in stop_ids else "length")
         for ids, values in zip(tokens, logprobs, strict=True)
     ]

@@ -1,0 +1,161 @@
+"""Opening the node's SQLite file: migrations, durability, a corrupt file set aside.
+
+In: a path. Out: a connection whose failures are `StoreError`s.
+
+Invariants: a file that can't be read is never deleted, it is renamed and a new one begun; a file of a newer release is
+left alone; one statement outside `transaction` is one transaction.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from p2prl.errors import StoreError
+
+MEMORY = Path(":memory:")
+QUICK_CHECK_BYTES = 64 * 2**20  # a larger file is read when it is used: checking it would hold up the start
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE groups (
+        id BLOB NOT NULL UNIQUE, maker TEXT NOT NULL, counter INTEGER NOT NULL, term INTEGER NOT NULL,
+        step INTEGER NOT NULL, hash BLOB NOT NULL, own INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+        reward_mean REAL NOT NULL, num_answers INTEGER NOT NULL, made_at REAL NOT NULL, updated_at REAL NOT NULL,
+        content_bytes INTEGER NOT NULL, body BLOB NOT NULL
+    );
+    CREATE INDEX groups_maker ON groups (maker, counter);
+    CREATE INDEX groups_state ON groups (state, updated_at);
+    CREATE TABLE trained (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB NOT NULL UNIQUE);
+    CREATE TABLE manifests (id BLOB NOT NULL UNIQUE, sealed BLOB NOT NULL, term INTEGER, step INTEGER, parent BLOB);
+    CREATE INDEX manifests_step ON manifests (step);
+    CREATE TABLE marks (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+    CREATE TABLE counters (name TEXT PRIMARY KEY, reserved INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE series (name TEXT NOT NULL, t REAL NOT NULL, value REAL NOT NULL);
+    CREATE INDEX series_name ON series (name, t);
+    CREATE TABLE addresses (number INTEGER PRIMARY KEY AUTOINCREMENT, address TEXT NOT NULL UNIQUE);
+    CREATE TABLE standings (peer TEXT PRIMARY KEY, good REAL, bad REAL, at REAL) WITHOUT ROWID;
+    """,
+)
+
+
+class Database:
+    """A connection that any thread may use, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        """Raises sqlite3.DatabaseError for a file that is no database of ours."""
+        run = self._connection.execute
+        run("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table, else it has no effect
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = NORMAL")
+        (version,) = run("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise StoreError(
+                f"the store {self.path} was written by a newer p2prl (schema {version}, this one knows "
+                f"{len(MIGRATIONS)}); update p2prl, or move the file away to begin a new one"
+            )
+        if self.path != MEMORY and self.path.stat().st_size <= QUICK_CHECK_BYTES:
+            (verdict,) = run("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+        for number, script in enumerate(MIGRATIONS[version:], version + 1):
+            self._connection.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> list[tuple]:
+        """One statement, its rows."""
+        with self._failures():
+            return self._connection.execute(sql, values).fetchall()
+
+    def run_each(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """One statement for many rows, all or none."""
+        with self.transaction(), self._failures():
+            self._connection.executemany(sql, rows)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of the block's statements or none."""
+        with self._lock:
+            if self._connection.in_transaction:  # inside another one: that decides
+                yield
+                return
+            self.run("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.run("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # sqlite has ended it itself when the disk is full
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def durable(self) -> Iterator[None]:
+        """What is written in the block has reached the disk when it ends; not inside a transaction."""
+        with self._lock:
+            self.run("PRAGMA synchronous = FULL")
+            try:
+                yield
+            finally:
+                self.run("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the store {self.path} can't be used: {error}; "
+                "free some disk space and check the disk, then start again"
+            ) from error
+
+
+def open_database(path: Path, now: float) -> tuple[Database, str]:
+    """The database and a notice for the owner, "" when all is well."""
+    notice = ""
+    try:
+        if path != MEMORY:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return Database(path), notice
+        except sqlite3.OperationalError as error:  # locked, no rights, disk full: nothing is wrong with the file
+            if not path.is_file() or "malformed" not in str(error):
+                raise StoreError(f"can't open the store {path}: {error}; check the disk's space and rights") from error
+            notice = _set_aside(path, now, str(error))
+        except sqlite3.DatabaseError as error:
+            notice = _set_aside(path, now, str(error))
+        return Database(path), notice
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"can't open the store {path}: {error}; check the disk's space and rights") from error
+
+
+def _set_aside(path: Path, now: float, why: str) -> str:
+    aside = path.with_name(f"{path.name}.corrupt-{int(now)}")
+    number = 0
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.corrupt-{int(now)}-{number}")
+    for suffix in ("-wal", "-shm"):
+        companion = path.with_name(path.name + suffix)
+        if companion.exists():
+            companion.rename(aside.with_name(aside.name + suffix))
+    path.rename(aside)
+    return (
+        f"The store {path.name} was corrupt ({why[:120]}) and is now {aside.name}; a new one was begun. Groups that "
+        "nobody had trained on yet are lost. Check the disk; delete the old file when you don't need it."
+    )

@@ -1,0 +1,288 @@
+"""What a node must not forget: groups and their fate, manifests, its vote, its counters, figures for plots.
+
+In: sealed groups and manifests, verdicts, points of series. Out: what waits, what was admitted, bodies by id.
+
+Invariants: a counter is never given twice, whatever kills the process; the voted term is on the disk before
+`save_voted_term` returns; a group that a step trained on is remembered by its id, also when its body was pruned or
+never came; groups of ours that wait for the learner are never pruned. Sync: call it from one thread.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from p2prl.buffer.database import MEMORY, Database, open_database
+from p2prl.buffer.trust import Standing
+from p2prl.records import Group, Verdict, Version
+
+RESERVED = 64  # counters reserved by one write to the disk
+MAX_ADDRESSES = 256
+MAX_POINTS = 20_000  # of one series
+MAX_TRAINED = 500_000  # ids remembered
+_STATES = ("own", "held", "admitted", "refused", "dropped", "trained")
+_STATE = "CASE WHEN t.id IS NOT NULL THEN 'trained' ELSE g.state END"
+_COLUMNS = (
+    f"g.id, g.maker, g.counter, g.term, g.step, g.hash, g.own, {_STATE}, g.reason, g.reward_mean, g.num_answers, "
+    "g.made_at, g.content_bytes"
+)
+_FROM = "FROM groups g LEFT JOIN trained t ON t.id = g.id"
+
+
+class StoredGroup(msgspec.Struct, frozen=True):
+    """A group without its body. `state`: own (waits, unjudged here), held, admitted, trained, dropped or refused."""
+
+    id: bytes
+    maker: str
+    counter: int
+    version: Version
+    own: bool
+    state: str
+    reason: str
+    reward_mean: float
+    num_answers: int
+    made_at: float
+    content_bytes: int
+
+
+class Store:
+    """`notice` is for the owner: what was wrong with the file, "" when nothing was."""
+
+    def __init__(self, database: Database, notice: str = "", first_counter: int = 0) -> None:
+        self._db, self.notice = database, notice
+        self._first_counter = first_counter
+        self._counters: dict[str, tuple[int, int]] = {}  # name -> next, end of what is reserved
+        self._num_points = 0
+
+    @classmethod
+    def open(cls, path: Path | str, now: float) -> "Store":
+        """`path` ":memory:" keeps all in memory. `now` is unix seconds. Raises StoreError.
+
+        A new file's counters begin at a number that follows from the time, so that a node whose store was lost but
+        whose key was not never uses a counter again.
+        """
+        path = Path(path)
+        database, notice = open_database(path, now)
+        return cls(database, notice, 0 if path == MEMORY else int(now) << 16)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def save_group(self, group: Group, group_id: bytes, sealed: bytes, *, own: bool, now: float) -> bool:
+        """Keep a group, as "own" or "held"; False when it was there."""
+        version = group.versions[0]
+        mean = sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
+        state = "own" if own else "held"
+        values = (
+            group_id, group.maker, group.counter, version.term, version.step, version.hash, own, state, "",
+            mean, len(group.trajectories), group.made_at, now, len(sealed), sealed,
+        )  # fmt: skip
+        with self._db.transaction():
+            known = self._db.run("SELECT 1 FROM groups WHERE id = ?", (group_id,))
+            if not known:
+                self._db.run(f"INSERT INTO groups VALUES ({', '.join('?' * len(values))})", values)
+        return not known
+
+    def save_verdict(self, verdict: Verdict, now: float) -> None:
+        """What admission here decided on a group that we keep."""
+        self.set_state([verdict.group_id], "admitted" if verdict.admitted else "refused", verdict.reason, now)
+
+    def drop(self, group_ids: Iterable[bytes], reason: str, now: float) -> None:
+        """Past max age, or refused by those who train: nothing waits for it any more."""
+        self.set_state(group_ids, "dropped", reason, now)
+
+    def set_state(self, group_ids: Iterable[bytes], state: str, reason: str, now: float) -> None:
+        assert state in _STATES[:-1], "trained is a mark of its own: mark_trained"
+        rows = [(state, reason, now, group_id) for group_id in group_ids]
+        self._db.run_each("UPDATE groups SET state = ?, reason = ?, updated_at = ? WHERE id = ?", rows)
+
+    def forget(self, group_ids: Iterable[bytes]) -> None:
+        """As if it had never come: it may come again."""
+        self._db.run_each("DELETE FROM groups WHERE id = ?", [(group_id,) for group_id in group_ids])
+
+    def mark_trained(self, group_ids: Iterable[bytes]) -> None:
+        """A manifest on our chain lists them; also ids that we don't hold."""
+        rows = [(group_id,) for group_id in group_ids]
+        self._db.run_each("INSERT OR IGNORE INTO trained (id) VALUES (?)", rows)
+
+    def unmark_trained(self, group_ids: Iterable[bytes]) -> None:
+        """A rollback: they are again what they were before."""
+        self._db.run_each("DELETE FROM trained WHERE id = ?", [(group_id,) for group_id in group_ids])
+
+    def has_group(self, group_id: bytes) -> bool:
+        """Kept here, or trained on."""
+        sql = (
+            "SELECT 1 WHERE EXISTS (SELECT 1 FROM groups WHERE id = ?1) OR EXISTS (SELECT 1 FROM trained WHERE id = ?1)"
+        )
+        return bool(self._db.run(sql, (group_id,)))
+
+    def group_at(self, maker: str, counter: int) -> bytes | None:
+        """The id of the group kept under this counter of the maker, but for refused ones."""
+        sql = "SELECT id FROM groups WHERE maker = ? AND counter = ? AND state != 'refused' ORDER BY rowid LIMIT 1"
+        rows = self._db.run(sql, (maker, counter))
+        return rows[0][0] if rows else None
+
+    def group(self, group_id: bytes) -> StoredGroup | None:
+        found = self._groups("WHERE g.id = ?", (group_id,))
+        return found[0] if found else None
+
+    def body(self, group_id: bytes) -> bytes | None:
+        """The sealed group."""
+        rows = self._db.run("SELECT body FROM groups WHERE id = ?", (group_id,))
+        return rows[0][0] if rows else None
+
+    def own_waiting(self) -> list[StoredGroup]:
+        """Our groups that no manifest on our chain lists and that were not given up, the oldest first."""
+        return self._groups("WHERE g.own = 1 AND t.id IS NULL AND g.state IN ('own', 'admitted') ORDER BY g.rowid")
+
+    def admitted_untrained(self) -> list[StoredGroup]:
+        """What a step may use, ours too, the oldest first."""
+        return self._groups("WHERE g.state = 'admitted' AND t.id IS NULL ORDER BY g.rowid")
+
+    def unjudged(self, limit: int = 256) -> list[StoredGroup]:
+        """Not yet examined here, ours too, the oldest first."""
+        return self._groups("WHERE g.state IN ('own', 'held') AND t.id IS NULL ORDER BY g.rowid LIMIT ?", (limit,))
+
+    def newest_groups(self, limit: int = 100) -> list[StoredGroup]:
+        """For people."""
+        return self._groups("ORDER BY g.rowid DESC LIMIT ?", (limit,))
+
+    def num_groups(self) -> dict[str, int]:
+        """How many are kept, by state."""
+        return dict(self._db.run(f"SELECT {_STATE} AS s, COUNT(*) {_FROM} GROUP BY s"))
+
+    def _groups(self, clause: str, values: tuple = ()) -> list[StoredGroup]:
+        rows = self._db.run(f"SELECT {_COLUMNS} {_FROM} {clause}", values)
+        return [
+            StoredGroup(row[0], row[1], row[2], Version(row[3], row[4], row[5]), bool(row[6]), *row[7:]) for row in rows
+        ]
+
+    def prune(self, max_bytes: int, older_than: float) -> int:
+        """Drop bodies that nobody needs: done with before `older_than`, then down to `max_bytes`; how many went.
+
+        In this order: trained, refused and dropped, held, admitted; the oldest first. Ours that wait stay.
+        """
+        done = "t.id IS NOT NULL OR g.state IN ('refused', 'dropped')"
+        with self._db.transaction():
+            before = self._count("groups")
+            old = f"SELECT g.rowid {_FROM} WHERE ({done}) AND g.updated_at < ?"
+            self._db.run(f"DELETE FROM groups WHERE rowid IN ({old})", (older_than,))
+            ((held_bytes,),) = self._db.run("SELECT COALESCE(SUM(content_bytes), 0) FROM groups")
+            order = f"CASE WHEN t.id IS NOT NULL THEN 0 WHEN {done} THEN 1 WHEN g.state = 'held' THEN 2 ELSE 3 END"
+            candidates = (
+                f"SELECT g.rowid, g.content_bytes {_FROM} WHERE ({done}) OR g.own = 0 ORDER BY {order}, g.rowid"
+            )
+            going: list[tuple[int]] = []
+            if held_bytes > max_bytes:
+                for rowid, content_bytes in self._db.run(candidates):
+                    if held_bytes <= max_bytes:
+                        break
+                    held_bytes -= content_bytes
+                    going.append((rowid,))
+            self._db.run_each("DELETE FROM groups WHERE rowid = ?", going)
+            newest = "SELECT COALESCE(MAX(number), 0) FROM trained"
+            self._db.run(f"DELETE FROM trained WHERE number <= ({newest}) - ?", (MAX_TRAINED,))
+            pruned = before - self._count("groups")
+        self._db.run("PRAGMA incremental_vacuum")
+        return pruned
+
+    def _count(self, table: str) -> int:
+        ((count,),) = self._db.run(f"SELECT COUNT(*) FROM {table}")
+        return count
+
+    # -- versions and votes -----------------------------------------------------------------------------------------
+
+    def save_manifest(self, manifest_id: bytes, sealed: bytes, term: int, step: int, parent: bytes = b"") -> None:
+        self._db.run(
+            "INSERT OR IGNORE INTO manifests VALUES (?, ?, ?, ?, ?)", (manifest_id, sealed, term, step, parent)
+        )
+
+    def manifests(self) -> list[tuple[bytes, bytes]]:
+        """(id, sealed) of all, parents before children."""
+        return [(row[0], row[1]) for row in self._db.run("SELECT id, sealed FROM manifests ORDER BY step, term, id")]
+
+    def manifest(self, manifest_id: bytes) -> bytes | None:
+        rows = self._db.run("SELECT sealed FROM manifests WHERE id = ?", (manifest_id,))
+        return rows[0][0] if rows else None
+
+    def forget_manifests(self, manifest_ids: Iterable[bytes]) -> None:
+        self._db.run_each("DELETE FROM manifests WHERE id = ?", [(manifest_id,) for manifest_id in manifest_ids])
+
+    def save_head(self, manifest_id: bytes) -> None:
+        self._db.run("INSERT OR REPLACE INTO marks VALUES ('head', ?)", (manifest_id,))
+
+    def head(self) -> bytes:
+        """The manifest id that was saved last; 32 zero bytes for the base."""
+        rows = self._db.run("SELECT value FROM marks WHERE name = 'head'")
+        return rows[0][0] if rows else bytes(32)
+
+    def save_voted_term(self, term: int) -> None:
+        """On the disk when this returns; never lowers it."""
+        with self._db.durable():
+            sql = "INSERT INTO marks VALUES ('voted_term', ?1) ON CONFLICT DO UPDATE SET value = MAX(value, ?1)"
+            self._db.run(sql, (term,))
+
+    def voted_term(self) -> int:
+        rows = self._db.run("SELECT value FROM marks WHERE name = 'voted_term'")
+        return rows[0][0] if rows else 0
+
+    # -- counters ---------------------------------------------------------------------------------------------------
+
+    def next_counter(self, name: str = "groups") -> int:
+        """A number that was never given before under this name; rises by 1, with gaps after a restart."""
+        following, end = self._counters.get(name, (0, 0))
+        if following >= end:
+            following, end = self._reserve(name)
+        self._counters[name] = following + 1, end
+        return following
+
+    def next_counters(self, num: int, name: str = "groups") -> tuple[int, ...]:
+        return tuple(self.next_counter(name) for _ in range(num))
+
+    def _reserve(self, name: str) -> tuple[int, int]:
+        with self._db.durable(), self._db.transaction():
+            rows = self._db.run("SELECT reserved FROM counters WHERE name = ?", (name,))
+            start = rows[0][0] if rows else self._first_counter
+            self._db.run("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, start + RESERVED))
+        return start, start + RESERVED
+
+    # -- figures, addresses, trust ----------------------------------------------------------------------------------
+
+    def add_points(self, values: Mapping[str, float], t: float) -> None:
+        """One point for each series; the oldest beyond MAX_POINTS go."""
+        self._db.run_each("INSERT INTO series VALUES (?, ?, ?)", [(name, t, value) for name, value in values.items()])
+        self._num_points += len(values)
+        if self._num_points >= 1024:
+            self._num_points = 0
+            for (name,) in self._db.run("SELECT DISTINCT name FROM series"):
+                self.trim_series(name, MAX_POINTS)
+
+    def trim_series(self, name: str, keep: int) -> None:
+        kept = "SELECT rowid FROM series WHERE name = ?1 ORDER BY t DESC, rowid DESC LIMIT ?2"
+        self._db.run(f"DELETE FROM series WHERE name = ?1 AND rowid NOT IN ({kept})", (name, keep))
+
+    def series(self, name: str, since: float = 0.0) -> list[tuple[float, float]]:
+        """(t, value), in order of time."""
+        sql = "SELECT t, value FROM series WHERE name = ? AND t >= ? ORDER BY t, rowid"
+        return [(row[0], row[1]) for row in self._db.run(sql, (name, since))]
+
+    def save_good_addresses(self, addresses: Iterable[str]) -> None:
+        """Where peers answered lately; the newest MAX_ADDRESSES are kept."""
+        with self._db.transaction():
+            rows = [(address,) for address in addresses]
+            self._db.run_each("INSERT OR REPLACE INTO addresses (address) VALUES (?)", rows)
+            kept = "SELECT number FROM addresses ORDER BY number DESC LIMIT ?"
+            self._db.run(f"DELETE FROM addresses WHERE number NOT IN ({kept})", (MAX_ADDRESSES,))
+
+    def good_addresses(self) -> tuple[str, ...]:
+        """The newest first."""
+        return tuple(row[0] for row in self._db.run("SELECT address FROM addresses ORDER BY number DESC"))
+
+    def save_standing(self, peer: str, standing: Standing) -> None:
+        values = (peer, standing.good, standing.bad, standing.at)
+        self._db.run("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", values)
+
+    def standings(self) -> dict[str, Standing]:
+        return {row[0]: Standing(*row[1:]) for row in self._db.run("SELECT peer, good, bad, at FROM standings")}

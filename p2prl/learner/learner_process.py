@@ -1,0 +1,156 @@
+"""The learner process: optimiser steps, away from the daemon's loop and memory.
+
+In: an inherited socket; `Setup`, then requests. Out: `Ready` or `Failed`, then a reply each; new versions as files in
+the blob store. It ends when the daemon closes the pipe:
+
+    python -m p2prl.learner.learner_process FD
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from pydantic import ValidationError
+
+from p2prl.errors import LearnerError, P2prlError, StoreError
+from p2prl.learner import checkpoint, messages
+from p2prl.learner.collate import collate
+from p2prl.learner.committee import merge
+from p2prl.learner.policy import Policy
+from p2prl.learner.step import apply_part, compute_part
+from p2prl.objectives.registry import find_objective
+from p2prl.pipes import BlockingPipe, PipeClosed
+from p2prl.recipe import Recipe
+from p2prl.records import PIECE_BYTES, StepInput, StepReport, Version
+
+_NICENESS = 5
+
+
+class Learner:
+    """A policy with its folders; answers one request at a time."""
+
+    def __init__(self, recipe: Recipe, policy: Policy, blobs: Path, checkpoints: Path) -> None:
+        self._recipe, self._policy = recipe, policy
+        self._blobs, self._checkpoints = blobs, checkpoints
+
+    def handle(self, request: messages.Request) -> messages.Reply:
+        match request:
+            case messages.Follow(id, path, version):
+                return self._follow(id, Path(path), version)
+            case messages.Train(id, step):
+                return self._train(id, step)
+            case messages.Checkpoint(id):
+                checkpoint.save(self._policy, self._checkpoints, time.time())
+                return messages.Checkpointed(id, self._policy.version)
+            case _:
+                raise LearnerError(f"the learner can't be asked for {type(request).__name__} now")
+
+    def _follow(self, number: int, path: Path, version: Version) -> messages.Followed:
+        if self._policy.version == version:
+            return messages.Followed(number, version)
+        restored, notes = checkpoint.restore_newest(self._policy, self._checkpoints, version)
+        if restored is not None:
+            return messages.Followed(number, version, (*notes, f"{version}: optimiser taken from the checkpoint"))
+        self._policy.follow(path, version)
+        return messages.Followed(number, version, tuple(notes))
+
+    def _train(self, number: int, step: StepInput) -> messages.Trained:
+        began = time.perf_counter()
+        if step.parent != self._policy.version:
+            raise LearnerError(
+                f"the learner holds {self._policy.version}, not the step's parent {step.parent}; follow that first"
+            )
+        rows = collate(step, self._recipe.learner.max_age)
+        part = merge([compute_part(self._policy, rows, self._recipe)])
+        done = apply_part(self._policy, part, self._recipe, step.rho_on)
+        path, content, pieces, state = publish(self._policy, self._blobs)
+        version = Version(step.term, step.parent.step + 1, state)
+        self._policy.version = version
+        report = StepReport(
+            version=version,
+            path=str(path),
+            content_hash=content,
+            content_bytes=path.stat().st_size,
+            pieces=pieces,
+            rho_on=done.rho_on,
+            metrics=done.metrics,
+            num_answers=part.num_answers,
+            num_tokens=part.num_tokens,
+            wall_s=time.perf_counter() - began,
+        )
+        return messages.Trained(number, report, (done.skipped,) if done.skipped else ())
+
+
+def publish(policy: Policy, blobs: Path) -> tuple[Path, bytes, tuple[bytes, ...], bytes]:
+    """The version's file under its content hash: (path, content hash, hashes of its pieces, state hash)."""
+    staged = blobs / f".version.{os.getpid()}.staged"
+    try:
+        blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = policy.publish(staged)
+        whole, pieces = blake3(), []
+        with staged.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                whole.update(piece)
+                pieces.append(blake3(piece).digest())
+        name = whole.hexdigest()
+        target = blobs / name[:2] / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        staged.rename(target)
+    except OSError as error:
+        raise StoreError(f"can't store the new version in {blobs}: {error}; free some space") from error
+    finally:
+        staged.unlink(missing_ok=True)
+    return target, whole.digest(), tuple(pieces), state
+
+
+def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:
+    torch.set_num_threads(max(1, setup.threads))
+    try:
+        recipe = Recipe.model_validate_json(setup.recipe_json)
+    except ValidationError as error:
+        raise LearnerError(f"the daemon sent a recipe that can't be read: {error}") from error
+    find_objective(recipe.objective.name)  # an unknown one is found now, not at the first step
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = Policy.load(recipe, Path(setup.models_cache), device)
+    learner = Learner(recipe, policy, Path(setup.blobs), Path(setup.checkpoints))
+    return learner, messages.Ready(policy.version, device)
+
+
+def main(fd: int) -> int:
+    """Serve until the daemon closes the pipe or says Stop; 1 when it could not start (`Failed` says why)."""
+    # Ctrl-C reaches the whole group; the daemon drains, then closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    pipe: BlockingPipe[messages.Request] = BlockingPipe.inherited(fd, messages.Request)
+    try:
+        setup = pipe.receive()
+        if not isinstance(setup, messages.Setup):
+            pipe.send(messages.Failed(-1, "the first message to a learner is its Setup"))
+            return 1
+        try:
+            learner, ready = start(setup)
+        except (P2prlError, ImportError, OSError, RuntimeError) as error:
+            pipe.send(messages.Failed(-1, str(error)))
+            return 1
+        pipe.send(ready)
+        while not isinstance(request := pipe.receive(), messages.Stop):
+            pipe.send(_reply(learner, request))
+    except PipeClosed:
+        pass
+    return 0
+
+
+def _reply(learner: Learner, request: messages.Request) -> messages.Reply:
+    try:
+        return learner.handle(request)
+    # RuntimeError is also how torch says that memory ran out.
+    except (P2prlError, ValueError, OSError, RuntimeError) as error:
+        return messages.Failed(getattr(request, "id", -1), f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(int(sys.argv[1])))

@@ -1,0 +1,126 @@
+"""The policy in training: float32 masters, and the module that runs on their bf16 rounding.
+
+In: the recipe, weights of a version, a gradient. Out: log-probs, the next weights.
+
+Invariants: the module's parameters are at all times exactly what is (or would be) published, so what is trained is
+what was sampled from; gradients go straight through the rounding to the masters; the learning rate of one step never
+outlives that step.
+"""
+
+import contextlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2prl.models.load import load_module
+from p2prl.models.tensors import load_into, write_state
+from p2prl.recipe import LearnerSection, Recipe
+from p2prl.records import Version
+
+Gradient = list[Tensor]
+
+
+class Policy:
+    """Module, masters and optimiser, in the order of `named_parameters`."""
+
+    def __init__(self, module: torch.nn.Module, learner: LearnerSection, version: Version) -> None:
+        self.module, self.version, self._learner = module, version, learner
+        self._parameters = dict(module.named_parameters())
+        self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self.masters = {name: value.detach().float().clone() for name, value in self._parameters.items()}
+        self.optimiser = self._new_optimiser()
+        self._round()
+
+    @classmethod
+    def load(cls, recipe: Recipe, cache: Path, device: str = "cpu") -> "Policy":
+        """Version 0."""
+        module = load_module(recipe.model.source, cache, torch.float32).to(device)
+        return cls(module, recipe.learner, Version(0, 0, bytes.fromhex(recipe.model.hash)))
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.masters.values())).device
+
+    def follow(self, weights: Path, version: Version) -> None:
+        """Masters become the published bf16 values; the optimiser starts anew. All or nothing."""
+        load_into(self.module, weights)
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(self._parameters[name])
+        self.optimiser = self._new_optimiser()
+        self.version = version
+
+    def restore(self, masters: dict[str, Tensor], moments: dict[int, dict[str, Any]], version: Version) -> None:
+        """Take up masters and Adam's state as a checkpoint gives them."""
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(masters[name])
+        self.optimiser = self._new_optimiser()
+        if moments:
+            groups = self.optimiser.state_dict()["param_groups"]
+            self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.version = version
+        self._round()
+
+    def publish(self, path: Path) -> bytes:
+        """Write the version's file; returns its state hash."""
+        return write_state(self.module, path)
+
+    def answer_logits(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """float32 logits [N, V] that predict the tokens at (rows[n], positions[n]) of ids [B, T], padded on the right.
+
+        Causal attention never looks at padding on the right, so no attention mask is needed.
+        """
+        first, last = int(positions.min()), int(positions.max())
+        options: dict[str, Any] = {"input_ids": ids[:, : last + 1], "use_cache": False}
+        shift = 1
+        if self._takes_positions:
+            options["logits_to_keep"] = torch.arange(first - 1, last, device=ids.device)
+            shift = first
+        low = self._learner.compute == "bfloat16"
+        with torch.autocast(ids.device.type, torch.bfloat16) if low else contextlib.nullcontext():
+            logits = self.module(**options).logits
+        return logits[rows, positions - shift].float()
+
+    def zero_gradient(self) -> None:
+        self.module.zero_grad(set_to_none=True)
+
+    def take_gradient(self) -> Gradient:
+        """What the backward passes since `zero_gradient` left, float32; the module keeps none of it."""
+        found = [value.grad for value in self._parameters.values()]
+        self.zero_gradient()
+        masters = self.masters.values()
+        return [
+            torch.zeros_like(master) if value is None else value.float()
+            for value, master in zip(found, masters, strict=True)
+        ]
+
+    def apply(self, gradient: Gradient, learning_rate: float) -> None:
+        """One optimiser step of the masters with this rate, then the rounding that is the next version."""
+        group = self.optimiser.param_groups[0]
+        usual, group["lr"] = group["lr"], learning_rate
+        try:
+            for master, value in zip(self.masters.values(), gradient, strict=True):
+                master.grad = value
+            self.optimiser.step()
+        finally:
+            group["lr"] = usual
+            self.optimiser.zero_grad(set_to_none=True)
+        self._round()
+
+    def _new_optimiser(self) -> torch.optim.AdamW:
+        learner = self._learner
+        return torch.optim.AdamW(
+            list(self.masters.values()),
+            lr=learner.learning_rate,
+            betas=learner.betas,
+            weight_decay=learner.weight_decay,
+        )
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self.masters[name].bfloat16())
