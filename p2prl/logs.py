@@ -4,8 +4,8 @@ In: structlog loggers of our loops (`get("rollout")`), stdlib loggers of librari
 JSON file, the newest lines in memory for `p2prl logs`, and "log" events in the ring.
 
 Control characters never reach a terminal: text of peers may be in any value. Lines about peers (with a `peer` value)
-that repeat are folded: the first shows, the others are counted and told once a minute. Tracebacks go to the file, and to the
-console at debug only.
+that repeat are folded: the first shows, the others are counted and told once a minute. Tracebacks go to the file, and to
+the console at debug only.
 """
 
 import logging

@@ -33,7 +33,6 @@ class DemoNode:
     home: Path
     process: subprocess.Popen | None = None
     url: str = ""
-    token: str = ""
     status: dict[str, Any] = field(default_factory=dict)
 
 
@@ -157,19 +156,19 @@ class DemoSwarm:
         return found[:3]
 
     def _poll(self, node: DemoNode) -> bool:
-        from p2prl.cli.client import fetch_json
+        from p2prl.cli.client import Daemon
+        from p2prl.paths import Home
 
         if node.process is None or node.process.poll() is not None:
             return False
         try:
-            running = json.loads((node.home / "state" / "node.json").read_text())
-            if running["pid"] != node.process.pid:
+            daemon = Daemon.find(Home.locate(node.home))
+            if daemon.pid != node.process.pid:
                 return False
-            node.url, node.token = running["url"], (node.home / "state" / "api.token").read_text().strip()
-            node.status = fetch_json(node.url, node.token, "/api/v1/status")
-            return True
-        except (OSError, ValueError, P2prlError):
+            node.url, node.status = daemon.url, json.loads(daemon.get("/api/v1/status"))
+        except (OSError, P2prlError):
             return False
+        return True
 
     def _check_alive(self) -> None:
         for node in self._nodes:

@@ -28,6 +28,7 @@ from p2prl.recipe import Recipe
 from p2prl.records import PIECE_BYTES, StepInput, StepReport, Version
 
 _NICENESS = 5
+UNSETTLED = Version(0, 0, bytes(32))
 
 
 class Learner:
@@ -44,6 +45,8 @@ class Learner:
             case messages.Train(id, step):
                 return self._train(id, step)
             case messages.Checkpoint(id):
+                if self._policy.version == UNSETTLED:
+                    raise LearnerError("there is nothing to save: the last step failed half-way; follow a version")
                 checkpoint.save(self._policy, self._checkpoints, time.time())
                 return messages.Checkpointed(id, self._policy.version)
             case _:
@@ -66,6 +69,7 @@ class Learner:
             )
         rows = collate(step, self._recipe.learner.max_age)
         part = merge([compute_part(self._policy, rows, self._recipe)])
+        self._policy.version = UNSETTLED  # until the result is on disk; a failure needs a Follow
         done = apply_part(self._policy, part, self._recipe, step.rho_on)
         path, content, pieces, state = publish(self._policy, self._blobs)
         version = Version(step.term, step.parent.step + 1, state)

@@ -15,7 +15,7 @@ from torch import Tensor
 from p2prl.learner.collate import Rows, micro_batches
 from p2prl.learner.committee import Part
 from p2prl.learner.policy import Policy
-from p2prl.objectives.batch import Batch, log_ratio, mean_log_ratio_terms
+from p2prl.objectives.batch import Batch, log_ratio, token_log_ratio
 from p2prl.objectives.ess import EssState, lr_multiplier, usable_rho_on
 from p2prl.objectives.gepo import is_clipped, log_weight
 from p2prl.objectives.registry import Objective, find_objective
@@ -155,7 +155,7 @@ def token_logprobs(policy: Policy, rows: Rows, batch: Batch, picked: Tensor) -> 
 
 @torch.no_grad()
 def _token_sums(batch: Batch, tokens: _Tokens) -> dict[str, float]:
-    difference = mean_log_ratio_terms(batch, tokens.logp).clamp(-_LOG_LIMIT, _LOG_LIMIT).double()
+    difference = token_log_ratio(batch, tokens.logp).clamp(-_LOG_LIMIT, _LOG_LIMIT).double()
     k3 = torch.exp(difference) - difference - 1
     return {
         "kl": torch.where(batch.mask, k3, 0.0).sum().item(),

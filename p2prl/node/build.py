@@ -170,7 +170,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         identity = Identity.load(home.identity)
         base_path = await prepare_base(recipe, home)
         base = Version(0, 0, bytes.fromhex(recipe.model.hash))
-        store = Store(home.database)
+        store = Store.open(home.database, SystemClock().unix())
         events = Ring(first_id=int(SystemClock().unix() * 1000))
         child_log = os.open(home.logs / "children.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         boot_id = secrets.token_bytes(8)
@@ -230,7 +230,7 @@ def restore(state: NodeState) -> None:
         if blob_path(state.home.blobs, manifest.content_hash).is_file():
             usable.append(manifest_id)
     state.head_id = state.chain.best(usable)
-    for row in state.store.own_waiting(state.me):
+    for row in state.store.own_waiting():
         header = GroupHeader(row.id, row.content_bytes, row.version, row.num_answers, row.reward_mean)
         state.wanted.own(state.me, header, state.now())
 

@@ -29,19 +29,19 @@ class ElectionLoop:
             await asyncio.sleep(TICK_S)
 
     def on_gossip(self, publisher: str, data: bytes) -> None:
-        self.hear(data)
-
-    def hear(self, data: bytes) -> Lease:
-        """A sealed lease, from gossip or a reply. Raises PeerError for a bad one."""
         state = self._state
-        lease = codec.unseal(data, Lease, state.swarm, owner=lambda lease: lease.leader).record
-        self._check_eligible(lease.leader)
-        state.membership.heard(lease.leader, state.now())
+        lease = self._unsealed(data)
+        if publisher == lease.leader:
+            state.membership.heard(publisher, state.now())
         before = (state.election.term, state.election.leader, state.election.sequence)
         self._decide(election.LeaseHeard(lease))
         after = (state.election.term, state.election.leader, state.election.sequence)
         if after != before and state.election.leader == lease.leader:
             state.sealed_lease = data
+
+    def _unsealed(self, data: bytes) -> Lease:
+        lease = codec.unseal(data, Lease, self._state.swarm, owner=lambda lease: lease.leader).record
+        self._check_eligible(lease.leader)
         return lease
 
     async def on_vote_request(self, peer: str, body: bytes) -> bytes:
@@ -59,9 +59,8 @@ class ElectionLoop:
 
     def renew(self) -> None:
         """Gossip our lease at once, as after a new version."""
-        if self._state.leads:
-            self._announce(self._state.election.term, self._state.election.sequence + 1)
-            self._state.election = election._set(self._state.election, sequence=self._state.election.sequence + 1)
+        self._decide(election.Tick(self._facts()))
+        self._decide(election.HeadMoved())
 
     def _facts(self) -> election.Facts:
         state = self._state
@@ -116,7 +115,7 @@ class ElectionLoop:
                 if (granted.term, granted.candidate, granted.voter) != (request.term, state.me, voter):
                     raise BadRecord("the vote is for another request", peer=voter)
                 vote = reply.vote
-            lease = self.hear(reply.lease) if reply.lease and vote is None else None
+            lease = self._unsealed(reply.lease) if reply.lease and vote is None else None
         except PeerError as error:
             state.blame(error.code)
             return

@@ -53,7 +53,7 @@ class ReceiveLoop:
         num_prompts = rules.num_prompts
         self._known = admission.Knowledge(
             age_of=state.age_of,
-            seen=state.store.has_admitted,
+            seen=self._seen,
             group_at=state.store.group_at,
             lottery=lambda maker, version, counter: prompt_index(maker, version, counter, num_prompts),
         )
@@ -82,6 +82,7 @@ class ReceiveLoop:
             now = self._state.now()
             if now >= next_digest:
                 next_digest = now + DIGEST_S
+                self._offer_unjudged()
                 await self._exchange_digests()
             await self._send_verdicts()
 
@@ -137,8 +138,8 @@ class ReceiveLoop:
     async def _serve_groups(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
         request = codec.decode(body, GroupsRequest)
         for group_id in request.ids[:64]:
-            data = self._state.store.group_body(group_id)
-            for start in range(0, len(data or b""), 2**20 - 1):
+            data = self._state.store.body(group_id) or b""
+            for start in range(0, len(data), 2**20 - 1):
                 part = data[start : start + 2**20 - 1]
                 last = start + len(part) >= len(data)
                 yield (b"\x01" if last else b"\x00") + part
@@ -171,18 +172,34 @@ class ReceiveLoop:
         for (sealed, data), judgement in zip(examined, judgements, strict=True):
             verdict = admission.conclude(sealed.record, sealed.id, judgement)
             if verdict.admitted:
-                state.store.save_admitted(sealed.id, sealed.record, data)
+                state.store.save_group(sealed.record, sealed.id, data, own=sealed.signer == state.me, now=state.clock.unix())
+                state.store.save_verdict(verdict, state.clock.unix())
                 state.wanted.own(sealed.signer, worker.header(sealed.record, sealed.id, len(data)), state.now())
                 self._tell(sealed.signer, verdict)
             else:
                 self._refuse(sealed, verdict)
         self.admitted.set()
 
+    def _seen(self, group_id: bytes) -> bool:
+        """Judged here before (ours wait unjudged until we stand by), or trained on."""
+        row = self._state.store.group(group_id)
+        return self._state.store.has_group(group_id) if row is None else row.state not in ("own", "held")
+
+    def _offer_unjudged(self) -> None:
+        """Standing by: our own groups of before come to the buffer too."""
+        if not self._state.stands_by() or not self.arrived.empty():
+            return
+        for row in self._state.store.unjudged():
+            body = self._state.store.body(row.id)
+            if body is not None:
+                self.offer_own(body)
+
     def _refuse(self, sealed: codec.Sealed[Group], verdict: Verdict) -> None:
         state = self._state
         if verdict.reason == "duplicate":
             return
         state.counts.refused_here[verdict.reason] = state.counts.refused_here.get(verdict.reason, 0) + 1
+        state.store.save_verdict(verdict, state.clock.unix())
         state.wanted.forget((sealed.id,))
         self._tell(sealed.signer, verdict)
 

@@ -47,9 +47,7 @@ class RolloutLoop:
                 continue
             await self._load_head()
             await self._evaluate_when_due()
-            allowed = worker.allowed(
-                self._state.store.num_waiting(self._state.me), self._state.recipe.learner.max_in_flight
-            )
+            allowed = worker.allowed(self._state.num_waiting(), self._state.recipe.learner.max_in_flight)
             if allowed <= 0:
                 self.waiting = "waiting for the learner"
                 await asyncio.sleep(IDLE_S)
@@ -92,11 +90,11 @@ class RolloutLoop:
         version = state.engine_version
         assert version is not None
         assert ready is not None
-        first = state.store.next_counters(num_groups)
-        draws = worker.next_batch(state.me, version, range(first, first + num_groups), ready.num_prompts)
+        counters = state.store.next_counters(num_groups)
+        draws = worker.next_batch(state.me, version, counters, ready.num_prompts)
         prompts = await self._environment.prompts([draw.prompt_index for draw in draws])
         started = state.now()
-        seed = worker.call_seed(state.boot_id, first)
+        seed = worker.call_seed(state.boot_id, counters[0])
         drawn = await self._generate(prompts, state.recipe.sampling.group_size, seed)
         elapsed_s = max(state.now() - started, 1e-6)
         state.tokens_per_s = 0.8 * state.tokens_per_s + 0.2 * drawn.num_tokens / elapsed_s
@@ -129,7 +127,7 @@ class RolloutLoop:
             sealed = codec.seal(group, state.identity, state.swarm)
             group_id = codec.sealed_id(sealed)
             header = worker.header(group, group_id, len(sealed))
-            state.store.save_own(group_id, group, sealed)
+            state.store.save_group(group, group_id, sealed, own=True, now=state.clock.unix())
             state.wanted.own(state.me, header, state.now())
             state.counts.groups += 1
             state.counts.answers += len(group.trajectories)

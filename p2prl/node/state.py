@@ -153,6 +153,20 @@ class NodeState:
     def age_of(self, version: Version) -> int | None:
         return self.chain.age(self.head_id, version)
 
+    def num_waiting(self) -> int:
+        """Groups of ours that are in no manifest and young enough to be trained on; older ones are dropped."""
+        waiting, old = 0, []
+        for row in self.store.own_waiting():
+            age = self.age_of(row.version)
+            if age is not None and age <= self.recipe.learner.max_age:
+                waiting += 1
+            else:
+                old.append(row.id)
+        if old:
+            self.store.drop(old, "too_old", self.clock.unix())
+            self.wanted.forget(old)
+        return waiting
+
     def emit(self, kind: str, **data: object) -> None:
         """An event for the page; a "log" goes through the log, which feeds the same ring."""
         if kind == "log":

@@ -78,8 +78,7 @@ class TrainLoop:
     async def _step_when_full(self) -> None:
         state = self._state
         choice = replay.choose(self._candidates(), state.clock.unix(), self._rules, since=self._last_step_at)
-        for group_id in choice.dropped:
-            state.store.drop(group_id, "too_old")
+        state.store.drop(choice.dropped, "too_old", state.clock.unix())
         if choice.batch:
             await self._step(choice.batch)
             self._last_step_at = state.clock.unix()
@@ -92,9 +91,10 @@ class TrainLoop:
 
     def _candidates(self) -> list[replay.Entry]:
         """Admitted and not on our chain, with their ages."""
+        now = self._state.clock.unix()
         return [
-            replay.Entry(row.id, row.maker, self._state.age_of(row.version), row.admitted_at)
-            for row in self._state.store.admitted_waiting()
+            replay.Entry(row.id, row.maker, self._state.age_of(row.version), min(row.made_at, now))
+            for row in self._state.store.admitted_untrained()
         ]
 
     async def _step(self, chosen: tuple[bytes, ...]) -> None:
@@ -102,9 +102,9 @@ class TrainLoop:
         parent = state.parent
         groups, ids = [], []
         for group_id in chosen:
-            body = state.store.group_body(group_id)
+            body = state.store.body(group_id)
             if body is None:
-                state.store.drop(group_id, "lost")
+                state.store.drop([group_id], "lost", state.clock.unix())
                 continue
             groups.append(codec.unseal(body, Group, state.swarm).record)
             ids.append(group_id)

@@ -68,17 +68,13 @@ class Batch:
     def split(self, rows: Tensor) -> "Batch":
         """The part with these rows (long [N]), which keeps the statistics of the whole batch."""
         whole = self.prepare()
-        parts = {}
-        for field in fields(whole):
-            value = getattr(whole, field.name)
-            parts[field.name] = value[rows.to(value.device)] if isinstance(value, Tensor) else value
-        return Batch(**parts)
+        values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(whole, **{name: value[rows.to(value.device)] for name, value in tensors.items()})
 
     def to(self, device: torch.device | str) -> "Batch":
-        moved = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(
-            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()}
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
     def _index(self) -> tuple[int, Tensor]:
         values, index = torch.unique(self.group, return_inverse=True)
@@ -110,7 +106,7 @@ def checked_logp(batch: Batch, logp: Tensor) -> Tensor:
     return masked
 
 
-def mean_log_ratio_terms(batch: Batch, logp: Tensor) -> Tensor:
+def token_log_ratio(batch: Batch, logp: Tensor) -> Tensor:
     """p - q on drawn tokens, 0 elsewhere: [B, T]."""
     return torch.where(batch.mask, logp - torch.where(batch.mask, batch.behavior_logp, 0.0), 0.0)
 
@@ -118,7 +114,7 @@ def mean_log_ratio_terms(batch: Batch, logp: Tensor) -> Tensor:
 def log_ratio(batch: Batch, logp: Tensor) -> Tensor:
     """float64 [num live answers], l_i = sum over drawn tokens of (p - q), no gradient."""
     with torch.no_grad():
-        difference = mean_log_ratio_terms(batch, logp).double()
+        difference = token_log_ratio(batch, logp).double()
         return difference.sum(1)[batch.live]
 
 

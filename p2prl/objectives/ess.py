@@ -59,7 +59,7 @@ def ess_ratio(log_ratio: Tensor) -> float:
 
 
 def lr_multiplier(rho: float, rho_on: float = 1.0) -> float:
-    """sqrt(min(1, rho / rho_on)); 0.0, skip the step, when rho is not finite; a rho_on that can't be one counts as 1."""
+    """sqrt(min(1, rho / rho_on)); 0.0 (skip the step) when rho is not finite; an impossible rho_on counts as 1."""
     if not math.isfinite(rho) or rho < 0:
         return 0.0
     return math.sqrt(min(1.0, rho / usable_rho_on(rho_on)))

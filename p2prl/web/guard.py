@@ -3,7 +3,7 @@
 In: an ASGI request. Out: the request passed on, or a refusal in JSON.
 
 1. Host must be ours, with its port: a name that an attacker's DNS points at 127.0.0.1 is refused.
-2. Everything under /api needs the bearer token, or the session cookie with a same-origin (for reads: or direct) request.
+2. Everything under /api needs the bearer token, or a session cookie of a same-origin (or, for reads, direct) request.
    A write by cookie needs `Sec-Fetch-Site: same-origin`, or an Origin that equals the Host where a browser lacks it.
 3. On a remote bind /metrics and /readyz need the token too. No CORS header is ever sent.
 """

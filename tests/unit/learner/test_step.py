@@ -1,0 +1,113 @@
+import msgspec
+import pytest
+import torch
+
+from p2prl.learner.collate import collate
+from p2prl.learner.committee import merge
+from p2prl.learner.policy import Policy
+from p2prl.learner.step import apply_part, compute_part
+from p2prl.recipe import Recipe
+
+
+def train(policy: Policy, recipe: Recipe, step):
+    part = merge([compute_part(policy, collate(step, recipe.learner.max_age), recipe)])
+    return apply_part(policy, part, recipe, step.rho_on)
+
+
+def small_batches(recipe: Recipe, tokens: int) -> Recipe:
+    return recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"micro_batch_tokens": tokens})})
+
+
+def test_fresh_answers_are_on_policy(policy, recipe, tools) -> None:
+    step = train(policy, recipe, tools.make_step(policy, 8, 1, rho_on=0.0))
+    assert step.metrics["ess_ratio"] > 0.999
+    assert step.metrics["kl"] < 1e-6
+    assert step.rho_on > 0.999
+    assert step.metrics["lr"] == pytest.approx(recipe.learner.learning_rate)
+
+
+def test_it_learns(policy, recipe, tools) -> None:
+    """15 steps from the warm start, reward about .75: it must rise, and every step must change the weights."""
+    rewards = []
+    for number in range(15):
+        before = {name: master.clone() for name, master in policy.masters.items()}
+        step = train(policy, recipe, tools.make_step(policy, 32, number))
+        rewards.append(step.metrics["reward_mean"])
+        assert step.skipped == ""
+        assert any(not torch.equal(before[name], master) for name, master in policy.masters.items())
+    early, late = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    assert late > early + 0.02
+
+
+def test_micro_batches_and_members_make_the_same_gradient(policy, recipe, tools) -> None:
+    step = tools.make_step(policy, 6, 2)
+    whole = compute_part(policy, collate(step, 64), recipe)
+    cut = compute_part(policy, collate(step, 64), small_batches(recipe, 64))
+    halves = [
+        msgspec.structs.replace(step, groups=step.groups[rows], group_ids=step.group_ids[rows], ages=step.ages[rows])
+        for rows in (slice(0, 2), slice(2, 6))
+    ]
+    merged = merge([compute_part(policy, collate(half, 64), recipe) for half in halves])
+    for other in (cut, merged):
+        assert (other.num_answers, other.num_tokens, other.num_groups) == (48, whole.num_tokens, 6)
+        assert other.ess.rho == pytest.approx(whole.ess.rho)
+        assert other.sums["loss"] == pytest.approx(whole.sums["loss"], abs=1e-5)
+        for mine, theirs in zip(other.gradient, whole.gradient, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_module_always_holds_the_rounding_of_the_masters(policy, recipe, tools) -> None:
+    train(policy, recipe, tools.make_step(policy, 4, 3))
+    for name, parameter in policy.module.named_parameters():
+        assert torch.equal(parameter.detach(), policy.masters[name].bfloat16().float())
+    assert any(not torch.equal(master, master.bfloat16().float()) for master in policy.masters.values())
+
+
+def test_a_bad_answer_does_not_stop_the_step(policy, recipe, tools) -> None:
+    step = tools.with_reward(tools.make_step(policy, 4, 4), 0, 0, float("nan"))
+    done = train(policy, recipe, step)
+    assert done.skipped == ""
+    assert done.metrics["answers"] == 31
+    assert done.metrics["dropped_answers"] == 1
+
+
+def test_too_old_tokens_skip_the_step(policy, recipe, tools) -> None:
+    before = {name: master.clone() for name, master in policy.masters.items()}
+    done = train(policy, recipe, tools.make_step(policy, 2, 5, age=recipe.learner.max_age + 1))
+    assert "none of its groups" in done.skipped
+    assert done.metrics["skipped"] == 1.0
+    assert all(torch.equal(before[name], master) for name, master in policy.masters.items())
+
+
+def test_a_broken_gradient_skips_the_step_and_leaves_the_weights(policy, recipe, tools) -> None:
+    step = tools.make_step(policy, 2, 6)
+    part = compute_part(policy, collate(step, 64), recipe)
+    part.gradient[0].view(-1)[0] = float("inf")
+    before = {name: master.clone() for name, master in policy.masters.items()}
+    done = apply_part(policy, part, recipe, 1.0)
+    assert "gradient" in done.skipped and done.metrics["skipped"] == 1.0
+    assert all(torch.equal(before[name], master) for name, master in policy.masters.items())
+
+
+def test_broken_weights_skip_the_step(policy, recipe, tools) -> None:
+    step = tools.make_step(policy, 2, 7)
+    with torch.no_grad():
+        next(policy.module.parameters()).fill_(float("nan"))
+    done = train(policy, recipe, step)
+    assert "not finite" in done.skipped
+
+
+def test_stale_answers_take_a_smaller_step(policy, recipe, tools) -> None:
+    done = train(policy, recipe, tools.make_step(policy, 4, 8, rho_on=4.0))
+    assert done.metrics["lr_multiplier"] == pytest.approx(0.5, abs=1e-3)
+    assert done.metrics["lr"] == pytest.approx(recipe.learner.learning_rate / 2, rel=1e-2)
+    assert policy.optimiser.param_groups[0]["lr"] == recipe.learner.learning_rate
+
+
+def test_equal_rewards_give_no_gradient(policy, recipe, tools) -> None:
+    step = tools.make_step(policy, 1, 9)
+    for answer in range(8):
+        step = tools.with_reward(step, 0, answer, 0.1)
+    part = compute_part(policy, collate(step, 64), recipe)
+    assert all(not value.any() for value in part.gradient)
+    assert part.sums["equal_reward_groups"] == 1
