@@ -159,5 +159,5 @@ class RolloutLoop:
             state.emit("log", level="warning", event="evaluation failed", why=str(error)[:200])
             return
         state.eval_reward = sum(judgement.rewards[0] for judgement in judged) / len(judged)
-        state.eval_version = str(version)
-        state.emit("step", eval_reward=state.eval_reward, version=state.eval_version)
+        state.eval_step = version.step
+        state.emit("step", eval_reward=state.eval_reward, version=str(version))

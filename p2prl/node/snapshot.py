@@ -70,7 +70,7 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
             reward_first=first,
             reward_last=last_reward,
             eval_reward=state.eval_reward,
-            eval_version=state.eval_version,
+            eval_version=str(state.eval_step) if state.eval_reward is not None else "",
             num_groups=state.num_groups,
             buffered=len(state.store.admitted_untrained()),
             last=dict(metrics),

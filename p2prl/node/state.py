@@ -73,7 +73,7 @@ class NodeState:
     tokens_per_s: float = 0.0
     term_changes: list[tuple[int, float]] = field(default_factory=list)
     eval_reward: float | None = None
-    eval_version: str = ""
+    eval_step: int = 0
     health: dict[str, tuple[str, str, str, float]] = field(default_factory=dict)  # code -> level, message, fix, since
 
     @property

@@ -41,6 +41,7 @@ class TrainLoop:
     async def run(self) -> None:
         state = self._state
         state.learner_ready = False
+        self._holds = None  # after a failure nobody knows what the learner holds
         while True:
             if not state.stands_by():
                 # Anyone who may lead must be able to: a candidate starts its learner when it wins.
@@ -130,7 +131,7 @@ class TrainLoop:
         ]
         if state.eval_reward is not None:
             report.metrics["eval_reward"] = state.eval_reward
-            report.metrics["eval_step"] = float(state.eval_version.split(".")[1])
+            report.metrics["eval_step"] = float(state.eval_step)
         manifest = make_manifest(report, state.parent, state.me, trained, state.votes, state.clock.unix())
         sealed = codec.seal(manifest, state.identity, state.swarm)
         manifest_id = codec.sealed_id(sealed)

@@ -133,7 +133,7 @@ class WeightsLoop:
             state.wanted.forget(group_ids)
         metrics = state.manifests[manifest_id].metrics
         if "eval_reward" in metrics:
-            state.eval_reward, state.eval_version = metrics["eval_reward"], str(int(metrics.get("eval_step", 0)))
+            state.eval_reward, state.eval_step = metrics["eval_reward"], int(metrics.get("eval_step", 0))
         state.store.save_head(manifest_id)
         state.emit("step", version=str(state.head), step=state.head.step)
         self._collect()
