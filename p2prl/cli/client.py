@@ -69,7 +69,9 @@ class Daemon:
 
     def events(self, types: str, since: int | None = None) -> Iterator[tuple[str, bytes]]:
         """(type, JSON) of each event until the daemon ends the stream."""
-        query = {"types": types} | ({"since": since} if since is not None else {})
+        query: dict[str, object] = {"types": types}
+        if since is not None:
+            query["since"] = since
         with self._open("GET", "/api/v1/events", query, None, STREAM_TIMEOUT_S) as reply:
             kind, data = "", b""
             try:

@@ -3,6 +3,8 @@
 In: GET /api/v1/logs, with -f the log events. Out: lines as on the daemon's console, or one JSON object each.
 """
 
+import sys
+
 import click
 
 from p2prl.cli.client import Daemon, decode
@@ -47,7 +49,7 @@ def show(ctx: click.Context, line: LogLine, as_json: bool) -> None:
     if as_json:
         print_json(line)
         return
-    colour = ctx.color is not False and click.get_text_stream("stdout").isatty()
+    colour = ctx.color is not False and sys.stdout.isatty()
     click.echo(text_of(line, colour=colour))
 
 

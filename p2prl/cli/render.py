@@ -75,7 +75,8 @@ def status_text(status: Status, now: datetime) -> str:
         ("version", f"{policy.version or '-'} ({behind}); swarm {swarm.policy_version or '-'}"),
         ("network", f"{swarm.reachability}  {swarm.peers_alive} peers ({swarm.peers_relayed} relayed)  "
                     f"up {size(rates.up_bytes_per_s)}/s  down {size(rates.down_bytes_per_s)}/s"),
-        ("rollouts", f"{rates.rollout_tokens_per_s:.0f} tokens/s  age p50 {policy.staleness_p50:g} p95 {policy.staleness_p95:g}"),
+        ("rollouts", f"{rates.rollout_tokens_per_s:.0f} tokens/s  "
+                     f"age p50 {policy.staleness_p50:g} p95 {policy.staleness_p95:g}"),
         ("you gave", f"{given.groups} groups: {given.admitted} admitted, {given.waiting} waiting, refused: {refused}  "
                      f"{given.tokens} tokens  {size(given.sent_bytes)} sent"),
         ("training", f"step {training.step}  {training.num_groups} groups used  {training.buffered} waiting"),

@@ -121,7 +121,9 @@ def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.load(recipe, Path(setup.models_cache), device)
     learner = Learner(recipe, policy, Path(setup.blobs), Path(setup.checkpoints))
-    return learner, messages.Ready(policy.version, device)
+    notes = ("per-answer score norms aren't computed yet: the baseline is the group's plain mean",)
+    least = recipe.objective.baseline == "min_variance"
+    return learner, messages.Ready(policy.version, device, notes if least else ())
 
 
 def main(fd: int) -> int:

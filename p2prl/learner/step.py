@@ -6,6 +6,7 @@ Invariants: only the step's learning rate depends on the effective sample size; 
 skips the step, is counted and said, and leaves the weights as they were.
 """
 
+import inspect
 import math
 from dataclasses import dataclass, replace
 
@@ -63,10 +64,10 @@ def compute_part(policy: Policy, rows: Rows, recipe: Recipe) -> Part:
 
 
 def objective_options(section: ObjectiveSection) -> dict[str, object]:
-    options: dict[str, object] = {"clip": section.clip}
-    if section.name == "gepo_vcpo":
-        options["baseline"] = section.baseline
-    return options
+    """The recipe's options that its objective takes."""
+    taken = inspect.signature(find_objective(section.name)).parameters
+    options: dict[str, object] = {"clip": section.clip, "baseline": section.baseline}
+    return {name: value for name, value in options.items() if name in taken}
 
 
 def apply_part(policy: Policy, part: Part, recipe: Recipe, rho_on: float) -> Step:

@@ -5,7 +5,7 @@ import torch
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
 from p2prl.learner.policy import Policy
-from p2prl.learner.step import apply_part, compute_part
+from p2prl.learner.step import apply_part, compute_part, objective_options
 from p2prl.recipe import Recipe
 
 
@@ -111,3 +111,9 @@ def test_equal_rewards_give_no_gradient(policy, recipe, tools) -> None:
     part = compute_part(policy, collate(step, 64), recipe)
     assert all(not value.any() for value in part.gradient)
     assert part.sums["equal_reward_groups"] == 1
+
+
+def test_an_objective_gets_only_the_options_it_takes(recipe) -> None:
+    both = recipe.objective
+    assert objective_options(both) == {"clip": 0.2, "baseline": "mean"}
+    assert objective_options(both.model_copy(update={"name": "gepo"})) == {"clip": 0.2}
