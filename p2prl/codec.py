@@ -8,7 +8,7 @@ be passed off as another kind or carried into another swarm.
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -36,7 +36,7 @@ LIMITS: dict[type, int] = {
 DEFAULT_LIMIT = 64 * 2**10
 
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[type, msgspec.msgpack.Decoder] = {}
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 
 
 class Envelope(records.Wire, frozen=True):

@@ -58,7 +58,9 @@ def completion(*token_ids: int, **over: Any) -> Completion:
     return msgspec.structs.replace(plain, **over)
 
 
-def group(maker: int = 0, counter: int = 0, *, step: int = 5, rewards: tuple[float, ...] = (1.0, 0.0), **over: Any) -> Group:
+def group(
+    maker: int = 0, counter: int = 0, *, step: int = 5, rewards: tuple[float, ...] = (1.0, 0.0), **over: Any
+) -> Group:
     """What identity `maker` honestly drew under version `step`."""
     peer, under = identity(maker).peer_id, version(step)
     plain = Group(

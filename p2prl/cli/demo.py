@@ -137,7 +137,11 @@ class DemoSwarm:
     # -- nodes ------------------------------------------------------------------------------------------------------
 
     def _launch(self, node: DemoNode) -> None:
-        node.home.mkdir(parents=True, exist_ok=True)
+        cache = node.home / "cache"
+        cache.mkdir(parents=True, exist_ok=True)
+        if not (cache / "models").exists():  # one copy of the model for all nodes
+            (self._root / "models").mkdir(exist_ok=True)
+            (cache / "models").symlink_to(self._root / "models")
         command = [sys.executable, "-m", "p2prl", "--home", str(node.home), "run", self._recipe]
         command += ["--parent-pipe", str(self._read_end)]
         for value in ("swarm.host=127.0.0.1", "swarm.port=0", "web.port=0", "limits.threads=1"):

@@ -172,7 +172,9 @@ class ReceiveLoop:
         for (sealed, data), judgement in zip(examined, judgements, strict=True):
             verdict = admission.conclude(sealed.record, sealed.id, judgement)
             if verdict.admitted:
-                state.store.save_group(sealed.record, sealed.id, data, own=sealed.signer == state.me, now=state.clock.unix())
+                state.store.save_group(
+                    sealed.record, sealed.id, data, own=sealed.signer == state.me, now=state.clock.unix()
+                )
                 state.store.save_verdict(verdict, state.clock.unix())
                 state.wanted.own(sealed.signer, worker.header(sealed.record, sealed.id, len(data)), state.now())
                 self._tell(sealed.signer, verdict)

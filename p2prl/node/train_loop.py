@@ -72,7 +72,10 @@ class TrainLoop:
             )
         if self._holds != state.head_id:
             head_id, head, path = state.head_id, state.head, str(state.head_path)
-            await self._learner.request(lambda number: messages.Follow(number, path, head), timeout_s=STEP_TIMEOUT_S)
+            followed = await self._learner.request(
+                lambda number: messages.Follow(number, path, head), timeout_s=STEP_TIMEOUT_S
+            )
+            self._tell(followed.notes)
             self._holds = head_id
         state.learner_ready = True
 
@@ -115,11 +118,13 @@ class TrainLoop:
         step = StepInput(tuple(groups), tuple(ids), ages, parent.version, state.election.term, self._rho_on())
         reply = await self._learner.request(lambda number: messages.Train(number, step), timeout_s=STEP_TIMEOUT_S)
         report: StepReport = reply.report
+        self._tell(reply.notes)
         self.last = report.metrics
         if state.head_id != parent.id or not state.leads or report.version.term != state.election.term:
             self._holds = None  # another head won meanwhile: the groups wait for the next step
             return
         self._publish(report, groups, ids)
+        await self._checkpoint_when_due()
 
     def _publish(self, report: StepReport, groups: list[Group], ids: list[bytes]) -> None:
         state = self._state
@@ -140,6 +145,14 @@ class TrainLoop:
         self._holds = manifest_id
         state.votes = ()
         self._election.renew()
+
+    def _tell(self, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            self._state.emit("log", level="info", event="learner", note=note)
+
+    async def _checkpoint_when_due(self) -> None:
+        if self._state.head.step % self._state.recipe.learner.checkpoint_every == 0:
+            await self._learner.request(messages.Checkpoint, timeout_s=STEP_TIMEOUT_S)
 
     def _rho_on(self) -> float:
         manifest = self._state.manifests.get(self._state.head_id)

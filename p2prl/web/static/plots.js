@@ -1,4 +1,6 @@
 // uPlot over columns: one plot an element, made once and fed afterwards.
+import { number } from './words.js';
+
 const plots = new Map();
 const LABELS = { reward: 'reward', eval_reward: 'held-out', version: 'here', swarm_version: 'swarm', tokens_per_s: 'tokens/s',
   age_p50: 'median', age_p95: '95 %', loss: 'loss', ess: 'ESS', lr: 'rate' };
@@ -35,10 +37,11 @@ function options(element, names) {
   const axis = { stroke: ink, grid, ticks: grid };
   return {
     width: element.clientWidth, height: HEIGHT, cursor: { drag: { x: true, y: false } },
-    axes: [axis, { ...axis, size: 62 }],
+    axes: [axis, { ...axis, size: 70, values: (plot, ticks) => ticks.map(number) }],
     series: [{}, ...names.map((name, index) => ({
       label: LABELS[name] ?? name, stroke: css.getPropertyValue(`--plot${index + 1}`).trim(), width: 1.5, spanGaps: true,
-      points: { show: name === 'eval_reward' ? true : undefined },
+      points: { show: name === 'eval_reward' ? true : undefined, fill: css.getPropertyValue('--card').trim() },
+      value: (plot, value) => number(value),
     }))],
   };
 }

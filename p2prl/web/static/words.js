@@ -11,7 +11,7 @@ export const bytes = (value) => {
   return `${unit ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 };
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : value < 120 ? `${value.toFixed(1)} s`
-  : value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`);
+  : value < 7200 ? `${Math.round(value / 60)} min` : value < 172800 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(1)} d`);
 export const short = (peer) => (peer ? `${peer.slice(0, 4)}...${peer.slice(-6)}` : '-');
 export const time = (value) => new Date(value).toLocaleTimeString('en-GB');
 export const duration = (since) => (since ? seconds(Math.max(0, (Date.now() - Date.parse(since)) / 1000)) : '-');

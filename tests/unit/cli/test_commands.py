@@ -37,7 +37,14 @@ def p2prl(home: Path, *args: str, **env: str) -> Result:
 def test_status_is_one_screen(home: Path, node: Served) -> None:
     result = p2prl(home, "status")
     assert result.exit_code == 0, result.output
-    for words in ("quiet-otter", "working", "1.41.cafecafe (1 behind)", "3 peers (1 relayed)", "4 stale", "! clock is 2.4 s ahead"):
+    for words in (
+        "quiet-otter",
+        "working",
+        "1.41.cafecafe (1 behind)",
+        "3 peers (1 relayed)",
+        "4 stale",
+        "! clock is 2.4 s ahead",
+    ):
         assert words in result.output
 
 

@@ -15,7 +15,9 @@ WORDS = st.text(max_size=30)
 @given(WORDS, WORDS, WORDS)
 def test_no_control_character_reaches_the_terminal(name: str, role: str, message: str) -> None:
     text = peers_text([PeerRow(name=name, role=role, version=message)])
-    text += status_text(Status(node=NodeStatus(name=name), health=(HealthItem(message=message, fix=role),)), datetime.now(UTC))
+    text += status_text(
+        Status(node=NodeStatus(name=name), health=(HealthItem(message=message, fix=role),)), datetime.now(UTC)
+    )
     assert text.replace("\n", "").isprintable()
 
 
@@ -34,6 +36,8 @@ def test_spans(seconds: float, text: str) -> None:
     assert span(seconds) == text
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (7.4e9, "7.4 GB"), (5e15, "5000.0 TB")])
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (7.4e9, "7.4 GB"), (5e15, "5000.0 TB")]
+)
 def test_sizes(num_bytes: float, text: str) -> None:
     assert size(num_bytes) == text

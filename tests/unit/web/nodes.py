@@ -41,7 +41,9 @@ def status(**over: object) -> s.Status:
         "state": s.StateStatus(now="working"),
         "policy": s.PolicyStatus(version="1.41.cafecafe", step=41, behind=1, staleness_p50=1.0, staleness_p95=3.0),
         "rates": s.RateStatus(rollout_tokens_per_s=1840.0, up_bytes_per_s=1.2e6, down_bytes_per_s=3.4e6),
-        "given": s.GivenStatus(groups=1204, admitted=1150, refused={"stale": 4}, waiting=50, tokens=31000, sent_bytes=740000),
+        "given": s.GivenStatus(
+            groups=1204, admitted=1150, refused={"stale": 4}, waiting=50, tokens=31000, sent_bytes=740000
+        ),
         "training": s.TrainingStatus(step=42, reward_mean=0.81, reward_first=0.74, reward_last=0.81, num_groups=1344),
         "health": (s.HealthItem(code="clock_skew", message="clock is 2.4 s ahead", fix="enable NTP"),),
     }
@@ -67,7 +69,9 @@ class Node:
 
     def peers(self) -> list[s.PeerRow]:
         return [
-            s.PeerRow(peer_id=PEER, name=HOSTILE, role="full", rtt_s=0.023, version="1.42.deadbeef", groups=812, leader=True),
+            s.PeerRow(
+                peer_id=PEER, name=HOSTILE, role="full", rtt_s=0.023, version="1.42.deadbeef", groups=812, leader=True
+            ),
             s.PeerRow(peer_id=PEER[::-1], name="amber-fox", role="rollout", path="relay", seen_s=8.0, groups=900),
         ]
 
@@ -76,8 +80,12 @@ class Node:
 
     def logs(self, level: str, component: str, since_s: float, limit: int) -> list[LogLine]:
         lines = [
-            LogLine(t=s.rfc3339(STARTED_AT), level="info", component="rollout", event="group done", values={"reward": 0.62}),
-            LogLine(t=s.rfc3339(STARTED_AT), level="warning", component="receive", event="refused", values={"peer": HOSTILE}),
+            LogLine(
+                t=s.rfc3339(STARTED_AT), level="info", component="rollout", event="group done", values={"reward": 0.62}
+            ),
+            LogLine(
+                t=s.rfc3339(STARTED_AT), level="warning", component="receive", event="refused", values={"peer": HOSTILE}
+            ),
         ]
         return [line for line in lines if component in ("", line.component)][-limit:]
 
@@ -129,7 +137,9 @@ def served_in_thread(home: Path) -> Iterator[Served]:
     assert ready.wait(30)
     state = home / "state"
     state.mkdir(parents=True, mode=0o700)
-    (state / "node.json").write_text(json.dumps({"pid": os.getpid(), "url": box["served"].url, "started_at": STARTED_AT}))
+    (state / "node.json").write_text(
+        json.dumps({"pid": os.getpid(), "url": box["served"].url, "started_at": STARTED_AT})
+    )
     (state / "api.token").write_text(TOKEN)
     try:
         yield box["served"]

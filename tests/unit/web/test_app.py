@@ -172,9 +172,15 @@ def test_the_token_is_made_private_and_kept(tmp_path: Path) -> None:
 
 
 def test_vendored_files_are_those_of_the_readme() -> None:
-    rows = [line.split("|")[1:-1] for line in (STATIC / "vendor/README").read_text().splitlines() if line.startswith("| ")][1:]
+    rows = [
+        line.split("|")[1:-1] for line in (STATIC / "vendor/README").read_text().splitlines() if line.startswith("| ")
+    ][1:]
     listed = {row[0].strip(): row[3].strip() for row in rows}
-    found = {path.name: blake3(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir() if path.suffix in (".js", ".css")}
+    found = {
+        path.name: blake3(path.read_bytes()).hexdigest()
+        for path in (STATIC / "vendor").iterdir()
+        if path.suffix in (".js", ".css")
+    }
     assert listed == found
 
 

@@ -17,7 +17,13 @@ from tests.unit.web.nodes import TOKEN, Node
 NOW = 1000.0
 LOGINS = Logins(TOKEN)
 HOSTS = {"127.0.0.1:8420": True, "localhost:8420": True, "LOCALHOST:8420": True, "[::1]:8420": True}
-HOSTS |= {"127.0.0.1:8421": False, "127.0.0.1": False, "evil.example:8420": False, "localhost.evil.example:8420": False, "": False}
+HOSTS |= {
+    "127.0.0.1:8421": False,
+    "127.0.0.1": False,
+    "evil.example:8420": False,
+    "localhost.evil.example:8420": False,
+    "": False,
+}
 SITES = ("", "same-origin", "same-site", "cross-site", "none")
 ORIGINS = ("", "http://{host}", "http://evil.example", "http://127.0.0.1:9999", "null")
 CREDENTIALS = ("nothing", "token", "wrong token", "cookie", "wrong cookie")
@@ -90,7 +96,9 @@ async def test_every_reply_has_the_headers_and_no_cors(path: str) -> None:
     async with client() as http:
         for headers in ({}, {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}):
             reply = await http.get(path, headers=headers)
-            assert {name: reply.headers.get_list(name) for name in HEADERS} == {name: [value] for name, value in HEADERS.items()}
+            assert {name: reply.headers.get_list(name) for name in HEADERS} == {
+                name: [value] for name, value in HEADERS.items()
+            }
             assert not [name for name in reply.headers if name.startswith("access-control")]
 
 

@@ -46,7 +46,13 @@ async def log_in(page: Page, node: Served) -> None:
 def step(number: int) -> StepRow:
     metrics = {"loss": 0.1, "ess": 0.9, "lr": 1e-4}
     return StepRow(
-        step=number, version=f"1.{number}.deadbeef", reward_mean=0.8, num_groups=32, at=STARTED_AT, wall_s=0.5, metrics=metrics
+        step=number,
+        version=f"1.{number}.deadbeef",
+        reward_mean=0.8,
+        num_groups=32,
+        at=STARTED_AT,
+        wall_s=0.5,
+        metrics=metrics,
     )
 
 
@@ -65,9 +71,9 @@ async def test_every_page_works_under_the_policy_with_hostile_names(page: Page) 
         assert await page.locator("main img").count() == 0
 
         await page.click("nav a[href='#training']")
-        await expect(page.locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
+        await expect(page.locator("section.scroll tbody tr")).to_have_count(1, timeout=SLOW_MS)
         node.ring.publish("step", step(42))
-        await expect(page.locator("tbody tr").first).to_contain_text("1.42.deadbeef", timeout=SLOW_MS)
+        await expect(page.locator("section.scroll tbody tr").first).to_contain_text("1.42.deadbeef", timeout=SLOW_MS)
         await expect(page.locator(".plot canvas")).to_have_count(4, timeout=SLOW_MS)
 
         await page.click("nav a[href='#logs']")

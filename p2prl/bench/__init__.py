@@ -1,0 +1,1 @@
+"""Benchmarks and the makers of shipped data: one command each."""
