@@ -61,7 +61,7 @@ class Ring:
         return found[-limit:] if limit else []
 
     def close(self) -> None:
-        """End every subscription, now and from now on."""
+        """End every subscription once it has what is in the ring, so that a last word still gets out."""
         self._closed = True
         self._wake()
 
@@ -72,16 +72,17 @@ class Ring:
         self._readers[woken] = (asyncio.get_running_loop(), threading.get_ident())
         position = self.last_id if since is None else since
         try:
-            while not self._closed:
+            while True:
                 woken.clear()
                 for event in self._after(position):
                     if event.type in wanted or event.type == RESET:
                         yield event
                     position = event.id
-                    if self._closed:
-                        return
-                if position == self.last_id and not self._closed:
-                    await woken.wait()
+                if position != self.last_id:
+                    continue
+                if self._closed:
+                    return
+                await woken.wait()
         finally:
             del self._readers[woken]
 

@@ -173,7 +173,7 @@ class PeerRow(Record, frozen=True, kw_only=True):
 
 
 class StepRow(Record, frozen=True, kw_only=True):
-    """One version's step, as a "step" event: `at` is unix seconds, `metrics` hold loss, ess, lr and more."""
+    """One version's step, as a "step" event: `at` is unix seconds, `metrics` hold loss, ess_ratio, lr_multiplier and more."""
 
     step: int = 0
     version: str = ""

@@ -24,10 +24,10 @@ MIGRATIONS: tuple[str, ...] = (
         id BLOB NOT NULL UNIQUE, maker TEXT NOT NULL, counter INTEGER NOT NULL, term INTEGER NOT NULL,
         step INTEGER NOT NULL, hash BLOB NOT NULL, own INTEGER NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
         reward_mean REAL NOT NULL, num_answers INTEGER NOT NULL, made_at REAL NOT NULL, updated_at REAL NOT NULL,
-        content_bytes INTEGER NOT NULL, body BLOB NOT NULL
+        content_bytes INTEGER NOT NULL, trained INTEGER NOT NULL, body BLOB NOT NULL
     );
     CREATE INDEX groups_maker ON groups (maker, counter);
-    CREATE INDEX groups_state ON groups (state, updated_at);
+    CREATE INDEX groups_state ON groups (trained, state, own);
     CREATE TABLE trained (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB NOT NULL UNIQUE);
     CREATE TABLE manifests (id BLOB NOT NULL UNIQUE, sealed BLOB NOT NULL, term INTEGER, step INTEGER, parent BLOB);
     CREATE INDEX manifests_step ON manifests (step);

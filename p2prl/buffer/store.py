@@ -21,12 +21,11 @@ MAX_ADDRESSES = 256
 MAX_POINTS = 20_000  # of one series
 MAX_TRAINED = 500_000  # ids remembered
 _STATES = ("own", "held", "admitted", "refused", "dropped", "trained")
-_STATE = "CASE WHEN t.id IS NOT NULL THEN 'trained' ELSE g.state END"
+_STATE = "CASE WHEN trained THEN 'trained' ELSE state END"
 _COLUMNS = (
-    f"g.id, g.maker, g.counter, g.term, g.step, g.hash, g.own, {_STATE}, g.reason, g.reward_mean, g.num_answers, "
-    "g.made_at, g.content_bytes"
+    f"id, maker, counter, term, step, hash, own, {_STATE}, reason, reward_mean, num_answers, made_at, content_bytes, "
+    "updated_at"
 )
-_FROM = "FROM groups g LEFT JOIN trained t ON t.id = g.id"
 
 
 class StoredGroup(msgspec.Struct, frozen=True):
@@ -43,6 +42,7 @@ class StoredGroup(msgspec.Struct, frozen=True):
     num_answers: int
     made_at: float
     content_bytes: int
+    updated_at: float  # of its state, but for trained: when it came or was judged or dropped
 
 
 class Store:
@@ -75,15 +75,16 @@ class Store:
         version = group.versions[0]
         mean = sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
         state = "own" if own else "held"
-        values = (
-            group_id, group.maker, group.counter, version.term, version.step, version.hash, own, state, "",
-            mean, len(group.trajectories), group.made_at, now, len(sealed), sealed,
-        )  # fmt: skip
         with self._db.transaction():
-            known = self._db.run("SELECT 1 FROM groups WHERE id = ?", (group_id,))
-            if not known:
-                self._db.run(f"INSERT INTO groups VALUES ({', '.join('?' * len(values))})", values)
-        return not known
+            if self._db.run("SELECT 1 FROM groups WHERE id = ?", (group_id,)):
+                return False
+            trained = len(self._db.run("SELECT 1 FROM trained WHERE id = ?", (group_id,)))
+            values = (
+                group_id, group.maker, group.counter, version.term, version.step, version.hash, own, state, "",
+                mean, len(group.trajectories), group.made_at, now, len(sealed), trained, sealed,
+            )  # fmt: skip
+            self._db.run(f"INSERT INTO groups VALUES ({', '.join('?' * len(values))})", values)
+        return True
 
     def save_verdict(self, verdict: Verdict, now: float) -> None:
         """What admission here decided on a group that we keep."""
@@ -105,11 +106,16 @@ class Store:
     def mark_trained(self, group_ids: Iterable[bytes]) -> None:
         """A manifest on our chain lists them; also ids that we don't hold."""
         rows = [(group_id,) for group_id in group_ids]
-        self._db.run_each("INSERT OR IGNORE INTO trained (id) VALUES (?)", rows)
+        with self._db.transaction():
+            self._db.run_each("INSERT OR IGNORE INTO trained (id) VALUES (?)", rows)
+            self._db.run_each("UPDATE groups SET trained = 1 WHERE id = ?", rows)
 
     def unmark_trained(self, group_ids: Iterable[bytes]) -> None:
         """A rollback: they are again what they were before."""
-        self._db.run_each("DELETE FROM trained WHERE id = ?", [(group_id,) for group_id in group_ids])
+        rows = [(group_id,) for group_id in group_ids]
+        with self._db.transaction():
+            self._db.run_each("DELETE FROM trained WHERE id = ?", rows)
+            self._db.run_each("UPDATE groups SET trained = 0 WHERE id = ?", rows)
 
     def has_group(self, group_id: bytes) -> bool:
         """Kept here, or trained on."""
@@ -125,7 +131,7 @@ class Store:
         return rows[0][0] if rows else None
 
     def group(self, group_id: bytes) -> StoredGroup | None:
-        found = self._groups("WHERE g.id = ?", (group_id,))
+        found = self._groups("WHERE id = ?", (group_id,))
         return found[0] if found else None
 
     def body(self, group_id: bytes) -> bytes | None:
@@ -135,26 +141,26 @@ class Store:
 
     def own_waiting(self) -> list[StoredGroup]:
         """Our groups that no manifest on our chain lists and that were not given up, the oldest first."""
-        return self._groups("WHERE g.own = 1 AND t.id IS NULL AND g.state IN ('own', 'admitted') ORDER BY g.rowid")
+        return self._groups("WHERE own = 1 AND trained = 0 AND state IN ('own', 'admitted') ORDER BY rowid")
 
     def admitted_untrained(self) -> list[StoredGroup]:
         """What a step may use, ours too, the oldest first."""
-        return self._groups("WHERE g.state = 'admitted' AND t.id IS NULL ORDER BY g.rowid")
+        return self._groups("WHERE state = 'admitted' AND trained = 0 ORDER BY rowid")
 
     def unjudged(self, limit: int = 256) -> list[StoredGroup]:
         """Not yet examined here, ours too, the oldest first."""
-        return self._groups("WHERE g.state IN ('own', 'held') AND t.id IS NULL ORDER BY g.rowid LIMIT ?", (limit,))
+        return self._groups("WHERE state IN ('own', 'held') AND trained = 0 ORDER BY rowid LIMIT ?", (limit,))
 
     def newest_groups(self, limit: int = 100) -> list[StoredGroup]:
         """For people."""
-        return self._groups("ORDER BY g.rowid DESC LIMIT ?", (limit,))
+        return self._groups("ORDER BY rowid DESC LIMIT ?", (limit,))
 
     def num_groups(self) -> dict[str, int]:
         """How many are kept, by state."""
-        return dict(self._db.run(f"SELECT {_STATE} AS s, COUNT(*) {_FROM} GROUP BY s"))
+        return dict(self._db.run(f"SELECT {_STATE} AS s, COUNT(*) FROM groups GROUP BY s"))
 
     def _groups(self, clause: str, values: tuple = ()) -> list[StoredGroup]:
-        rows = self._db.run(f"SELECT {_COLUMNS} {_FROM} {clause}", values)
+        rows = self._db.run(f"SELECT {_COLUMNS} FROM groups {clause}", values)
         return [
             StoredGroup(row[0], row[1], row[2], Version(row[3], row[4], row[5]), bool(row[6]), *row[7:]) for row in rows
         ]
@@ -164,16 +170,14 @@ class Store:
 
         In this order: trained, refused and dropped, held, admitted; the oldest first. Ours that wait stay.
         """
-        done = "t.id IS NOT NULL OR g.state IN ('refused', 'dropped')"
+        done = "trained = 1 OR state IN ('refused', 'dropped')"
         with self._db.transaction():
             before = self._count("groups")
-            old = f"SELECT g.rowid {_FROM} WHERE ({done}) AND g.updated_at < ?"
+            old = f"SELECT rowid FROM groups WHERE ({done}) AND updated_at < ?"
             self._db.run(f"DELETE FROM groups WHERE rowid IN ({old})", (older_than,))
             ((held_bytes,),) = self._db.run("SELECT COALESCE(SUM(content_bytes), 0) FROM groups")
-            order = f"CASE WHEN t.id IS NOT NULL THEN 0 WHEN {done} THEN 1 WHEN g.state = 'held' THEN 2 ELSE 3 END"
-            candidates = (
-                f"SELECT g.rowid, g.content_bytes {_FROM} WHERE ({done}) OR g.own = 0 ORDER BY {order}, g.rowid"
-            )
+            order = f"CASE WHEN trained = 1 THEN 0 WHEN {done} THEN 1 WHEN state = 'held' THEN 2 ELSE 3 END"
+            candidates = f"SELECT rowid, content_bytes FROM groups WHERE ({done}) OR own = 0 ORDER BY {order}, rowid"
             going: list[tuple[int]] = []
             if held_bytes > max_bytes:
                 for rowid, content_bytes in self._db.run(candidates):

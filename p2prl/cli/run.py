@@ -105,7 +105,7 @@ async def _serve(home: Home, settings, origins: dict[str, str], recipe, parent_p
     finally:
         log.close()
         if parent_pipe is not None:
-            shutil.rmtree(_root(home), ignore_errors=True)
+            _remove(home.state.parent)
 
 
 def _parent_gone(loop: asyncio.AbstractEventLoop, fd: int, node) -> None:
@@ -114,5 +114,9 @@ def _parent_gone(loop: asyncio.AbstractEventLoop, fd: int, node) -> None:
         node.stop(0.0)
 
 
-def _root(home: Home) -> Path:
-    return home.state.parent
+def _remove(home: Path) -> None:
+    """A demo's node takes its home along, and the last one the demo's folder: the demo itself may have been killed."""
+    shutil.rmtree(home, ignore_errors=True)
+    folder = home.parent
+    if folder.name.startswith("p2prl-demo-") and not any(folder.glob("node*")):
+        shutil.rmtree(folder, ignore_errors=True)

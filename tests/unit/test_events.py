@@ -78,6 +78,15 @@ async def test_closing_ends_readers_now_and_later() -> None:
     assert await take(ring, 1, 0) == []
 
 
+async def test_the_last_word_before_closing_gets_out() -> None:
+    ring = Ring()
+    reader = asyncio.create_task(take(ring, 2))
+    await asyncio.sleep(0)
+    ring.publish("log", "bye")
+    ring.close()
+    assert await reader == [1]
+
+
 def test_recent_is_the_newest_oldest_first() -> None:
     ring = Ring()
     for number, kind in enumerate(["step", "log", "step", "step"]):

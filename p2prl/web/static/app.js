@@ -4,10 +4,10 @@ import { seconds, bytes, number, short, time, duration } from './words.js';
 import { draw, forget } from './plots.js';
 
 const PAGES = { overview: 'Overview', peers: 'Peers', training: 'Training', logs: 'Logs' };
-const OVERVIEW = [['Reward', ['reward', 'eval_reward']], ['Version (step)', ['version', 'swarm_version']],
-  ['Tokens per second', ['tokens_per_s']], ['Age of training data, versions', ['age_p50', 'age_p95']]];
+const OVERVIEW = [['Reward', ['reward', 'eval_reward']], ['Version (step)', ['version']],
+  ['Tokens per second', ['tokens_per_s']], ['Age of training data, versions', ['staleness_p50', 'staleness_p95']]];
 const TRAINING = [['Reward', ['reward', 'eval_reward']], ['Loss', ['loss']],
-  ['Effective sample size, ratio', ['ess']], ['Learning rate', ['lr']]];
+  ['Effective sample size, ratio', ['ess_ratio']], ['Learning rate, multiplier', ['lr_multiplier']]];
 const WINDOWS = { '15 minutes': 900, '6 hours': 21600, '7 days': 604800 };
 const MAX_LOGS = 500;
 const MAX_STEPS = 50;
@@ -184,8 +184,8 @@ function training() {
       <th scope="col" class="num">ESS</th><th scope="col" class="num">Rate</th><th scope="col" class="num">Groups</th>
       <th scope="col" class="num">Took</th></tr></thead><tbody>${state.steps.toReversed().map((step) => html`<tr>
       <td class="num">${step.step}</td><td><code>${step.version}</code></td><td>${time(step.at * 1000)}</td>
-      <td class="num">${number(step.reward_mean)}</td><td class="num">${number(step.metrics.loss)}</td>
-      <td class="num">${number(step.metrics.ess)}</td><td class="num">${number(step.metrics.lr)}</td>
+      <td class="num">${number(step.reward_mean)}</td><td class="num">${number(step.metrics?.loss)}</td>
+      <td class="num">${number(step.metrics?.ess_ratio)}</td><td class="num">${number(step.metrics?.lr_multiplier)}</td>
       <td class="num">${step.num_groups}</td><td class="num">${seconds(step.wall_s)}</td></tr>`)}</tbody></table></section>`;
 }
 

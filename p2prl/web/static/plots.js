@@ -2,8 +2,8 @@
 import { number } from './words.js';
 
 const plots = new Map();
-const LABELS = { reward: 'reward', eval_reward: 'held-out', version: 'here', swarm_version: 'swarm', tokens_per_s: 'tokens/s',
-  age_p50: 'median', age_p95: '95 %', loss: 'loss', ess: 'ESS', lr: 'rate' };
+const LABELS = { reward: 'reward', eval_reward: 'held-out', version: 'step', tokens_per_s: 'tokens/s',
+  staleness_p50: 'median', staleness_p95: '95 %', loss: 'loss', ess_ratio: 'ESS', lr_multiplier: 'multiplier' };
 const HEIGHT = 190;
 
 export function draw(element, title, names, series) {

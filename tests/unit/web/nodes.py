@@ -13,8 +13,8 @@ from p2prl.events import Ring
 from p2prl.logs import LogLine
 from p2prl.metrics import Metrics
 from p2prl.web.app import Door, make_app
-from p2prl.web.server import Server, listen, port_of, url_of
 from p2prl.web.series import Series
+from p2prl.web.server import Server, listen, port_of, url_of
 
 TOKEN = "t" * 43
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m"
@@ -59,8 +59,8 @@ class Node:
         self.on_stop = lambda: None
         self.numbers = Series()
         for step in range(60):
-            names = ("reward", "eval_reward", "version", "swarm_version", "tokens_per_s", "age_p50", "age_p95")
-            row = {name: 0.5 + step / 200 for name in names} | {"loss": 0.1, "ess": 0.9, "lr": 1e-4}
+            names = ("reward", "eval_reward", "version", "tokens_per_s", "staleness_p50", "staleness_p95")
+            row = {name: 0.5 + step / 200 for name in names} | {"loss": 0.1, "ess_ratio": 0.9, "lr_multiplier": 0.8}
             self.numbers.record(STARTED_AT + step * 10, row)
 
     def stop(self, timeout_s: float) -> None:

@@ -44,7 +44,7 @@ async def log_in(page: Page, node: Served) -> None:
 
 
 def step(number: int) -> StepRow:
-    metrics = {"loss": 0.1, "ess": 0.9, "lr": 1e-4}
+    metrics = {"loss": 0.1, "ess_ratio": 0.9, "lr_multiplier": 0.8}
     return StepRow(
         step=number,
         version=f"1.{number}.deadbeef",
