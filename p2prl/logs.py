@@ -123,8 +123,12 @@ class Logs:
         self._root.handlers[:] = [self._handler]
         self._root.setLevel(logging.WARNING)
         self.set_level(level)
+        self._own_ways: dict[str, tuple[list[logging.Handler], bool]] = {}
         for name in _QUIET:
             self._set(name, logging.WARNING)
+            library = logging.getLogger(name)  # hivemind prints by itself: its lines shall come here instead
+            self._own_ways[name] = (library.handlers[:], library.propagate)
+            library.handlers[:], library.propagate = [], True
 
     def take(self, line: LogLine) -> None:
         """One line to every destination, folded when it is about a peer; from any thread."""
@@ -169,6 +173,8 @@ class Logs:
         self._root.setLevel(self._before[0])
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
+        for name, (handlers, propagate) in self._own_ways.items():
+            logging.getLogger(name).handlers[:], logging.getLogger(name).propagate = handlers, propagate
         for destination in self._destinations:
             if isinstance(destination, _File):
                 destination.close()
@@ -229,7 +235,7 @@ def line_of(record: logging.LogRecord) -> LogLine:
     component = record.name.removeprefix(f"{ROOT}.")
     return LogLine(
         t=rfc3339(record.created),
-        level=record.levelname.lower() if record.levelname.lower() in LEVELS else "info",
+        level=_level(record.levelno),  # not by name: hivemind renames levels
         component=component,
         event=_plain(event),
         values={
@@ -318,3 +324,7 @@ def _json(line: LogLine) -> bytes:
     """Flat, as log tools like it; our own keys win over a value of the same name."""
     flat = {**line.values, "t": line.t, "level": line.level, "loop": line.component, "event": line.event}
     return msgspec.json.encode({**flat, "exc": line.exc} if line.exc else flat)
+
+
+def _level(number: int) -> str:
+    return next((name for name in reversed(LEVELS) if number >= getattr(logging, name.upper())), LEVELS[0])

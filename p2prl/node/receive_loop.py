@@ -10,6 +10,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from p2prl import codec
 from p2prl.buffer import admission
 from p2prl.errors import BadRecord, P2prlError, PeerError
@@ -68,6 +70,10 @@ class ReceiveLoop:
         transport.serve_stream("group", self._serve_groups)
         transport.serve("digest", self._on_digest)
         transport.serve("verdicts", self._on_verdicts)
+
+    def set_vocab_size(self, vocab_size: int | None) -> None:
+        """Known once an engine is up; the learner's embedding must not see ids beyond it."""
+        self._rules = msgspec.structs.replace(self._rules, vocab_size=vocab_size)
 
     async def run(self) -> None:
         """Start pulls, exchange digests, send verdicts."""

@@ -69,6 +69,7 @@ class RolloutLoop:
         )
         started = await self._engine.start(setup)
         self._engine_name = started.name
+        self._receive.set_vocab_size(started.vocab_size)
 
     async def _load_head(self) -> None:
         state = self._state

@@ -21,7 +21,9 @@ def test_a_key_survives_its_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: b"", lambda d: d[:40] + bytes(28), lambda d: b"x" + d[1:]])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: b"", lambda d: d[:40] + bytes(28), lambda d: b"x" + d[1:]]
+)
 def test_a_corrupt_file_is_refused(tmp_path: Path, damage) -> None:
     identity.Identity.create(tmp_path / "key")
     data = damage((tmp_path / "key").read_bytes())

@@ -22,10 +22,7 @@ def test_the_name_is_not_in_the_swarm_id_but_every_value_is() -> None:
 
 
 def test_a_default_that_is_written_out_gives_the_same_id() -> None:
-    assert (
-        recipe.parse(MINIMAL + "[learner]\nmax_age = 64\n", "a").swarm_id
-        == recipe.parse(MINIMAL, "a").swarm_id
-    )
+    assert recipe.parse(MINIMAL + "[learner]\nmax_age = 64\n", "a").swarm_id == recipe.parse(MINIMAL, "a").swarm_id
 
 
 def test_the_swarm_id_of_a_recipe_never_changes() -> None:
