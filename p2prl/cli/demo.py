@@ -21,7 +21,9 @@ from typing import Any
 
 import click
 
+from p2prl.cli.client import Daemon
 from p2prl.errors import P2prlError
+from p2prl.paths import Home
 
 POLL_S = 0.5
 START_S = 60.0
@@ -159,10 +161,10 @@ class DemoSwarm:
         found = [address for node in self._nodes for address in node.status.get("swarm", {}).get("addresses", [])]
         return found[:3]
 
-    def _poll(self, node: DemoNode) -> bool:
-        from p2prl.cli.client import Daemon
-        from p2prl.paths import Home
+    def _ask(self, node: DemoNode, path: str) -> Any:
+        return json.loads(Daemon.find(Home.locate(node.home)).get(path))
 
+    def _poll(self, node: DemoNode) -> bool:
         if node.process is None or node.process.poll() is not None:
             return False
         try:
@@ -233,9 +235,13 @@ class DemoSwarm:
         return max((node.status for node in self._nodes), key=_step).get("training", {}).get(name)
 
     def _together(self) -> bool:
-        """All nodes are within a few versions of the furthest: nobody is left behind or on a branch of its own."""
+        """All heads lie on the furthest node's chain, a few versions apart: nobody is behind or on another branch."""
         steps = [_step(node.status) for node in self._nodes]
-        return min(steps) > 0 and max(steps) - min(steps) <= 10
+        if min(steps) == 0 or max(steps) - min(steps) > 10:
+            return False
+        furthest = max(self._nodes, key=lambda node: _step(node.status))
+        chain = {row["version"] for row in self._ask(furthest, "/api/v1/steps?limit=100")}
+        return all(node.status["swarm"]["policy_version"] in chain for node in self._nodes)
 
     def _summary(self) -> dict[str, Any]:
         statuses = [node.status for node in self._nodes]
@@ -296,7 +302,6 @@ def _say(text: str) -> None:
 
 def _write_identity(home: Path, seed: int, index: int) -> None:
     from p2prl.identity import Identity
-    from p2prl.paths import Home
 
     place = Home.locate(home)
     place.create()

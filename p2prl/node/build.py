@@ -140,6 +140,8 @@ class Node:
             snapshot = self.status()
             self.control.record(snapshot)
             self.state.events.publish("status", encode(snapshot))
+            if self.control.logs_source is not None:
+                self.control.logs_source.flush()
             await asyncio.sleep(STATUS_S)
 
     async def _drain(self) -> None:

@@ -149,5 +149,5 @@ class ElectionLoop:
         state = self._state
         term, leader = state.election.term, state.election.leader
         if leader and (term, leader) != before[1:]:
-            state.emit("health", code="leader", term=term, leader=leader)
+            state.emit("log", level="info", event="new leader", term=term, leader=leader)
         self.changed.set()

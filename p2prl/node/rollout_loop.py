@@ -161,4 +161,4 @@ class RolloutLoop:
             return
         state.eval_reward = sum(judgement.rewards[0] for judgement in judged) / len(judged)
         state.eval_step = version.step
-        state.emit("step", eval_reward=state.eval_reward, version=str(version))
+        state.emit("log", level="info", event="evaluated", version=str(version), reward=round(state.eval_reward, 4))

@@ -134,6 +134,7 @@ class TrainLoop:
             )
             for group_id, group in zip(ids, groups, strict=True)
         ]
+        report.metrics["wall_s"] = report.wall_s
         if state.eval_reward is not None:
             report.metrics["eval_reward"] = state.eval_reward
             report.metrics["eval_step"] = float(state.eval_step)

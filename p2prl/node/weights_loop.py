@@ -15,6 +15,7 @@ from p2prl import codec
 from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.node.state import NodeState
 from p2prl.records import Lease, Manifest, Wire
+from p2prl.status import StepRow
 from p2prl.swarm.head import MissingParent
 from p2prl.swarm.mandate import check_mandate
 from p2prl.weights import pieces
@@ -135,7 +136,8 @@ class WeightsLoop:
         if "eval_reward" in metrics:
             state.eval_reward, state.eval_step = metrics["eval_reward"], int(metrics.get("eval_step", 0))
         state.store.save_head(manifest_id)
-        state.emit("step", version=str(state.head), step=state.head.step)
+        for link in state.chain.branch(ancestor, manifest_id)[-16:]:
+            state.events.publish("step", step_row(state.manifests[link]))
         self._collect()
         self.adopted.set()
 
@@ -169,3 +171,20 @@ class WeightsLoop:
         path = pieces.blob_path(self._state.home.blobs, request.content_hash)
         async for item in pieces.serve_piece(path, request.index):
             yield item
+
+
+def step_row(manifest: Manifest) -> StepRow:
+    """A version for the page's table of steps."""
+    answers = sum(manifest.group_answers)
+    total = sum(r * n for r, n in zip(manifest.group_rewards, manifest.group_answers, strict=True))
+    return StepRow(
+        step=manifest.version.step,
+        version=str(manifest.version),
+        term=manifest.version.term,
+        learner=manifest.learner,
+        reward_mean=total / answers if answers else None,
+        num_groups=len(manifest.group_ids),
+        at=manifest.published_at,
+        wall_s=manifest.metrics.get("wall_s", 0.0),
+        metrics=manifest.metrics,
+    )

@@ -1,6 +1,7 @@
 """A loop that fails is started again, alone, and says why."""
 
 import asyncio
+import itertools
 
 import async_solipsism
 import pytest
@@ -31,7 +32,7 @@ def test_a_failing_loop_restarts_with_back_off_and_leaves_the_others_alone(virtu
         supervisor.start("failing", failing)
         supervisor.start("steady", steady)
         await asyncio.sleep(8)
-        gaps = [round(later - earlier) for earlier, later in zip(starts, starts[1:], strict=False)]
+        gaps = [round(later - earlier) for earlier, later in itertools.pairwise(starts)]
         assert gaps == [1, 2, 4]
         assert supervisor.health["failing"].error == "ValueError: broken"
         assert supervisor.health["steady"].restarts == 0
