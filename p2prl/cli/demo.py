@@ -153,7 +153,7 @@ class DemoSwarm:
         with (node.home / "demo.log").open("ab") as log:
             node.process = subprocess.Popen(
                 command, pass_fds=(self._read_end,), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, "TMPDIR": str(node.home)},
             )  # fmt: skip
         node.url, node.status = "", {}
 
