@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Join a swarm and work in it: generate, train when elected, serve weights.
 
-    RECIPE is a recipe's name or file; without it the configured or last one is used.
+    RECIPE is a recipe's name or file, or an invite (p2prl://...); without it the configured or last one is used.
     """
     from p2prl import config as configs
 
@@ -46,11 +46,39 @@ def run(
     if join:
         overrides = (*overrides, "swarm.join=" + str([check_address(address) for address in join]))
     settings, origins = configs.load(home.config_file, os.environ, overrides)
+    if recipe and recipe.startswith("p2prl://"):
+        recipe, peers = accept_invite(home, recipe, settings)
+        overrides = (*overrides, f"swarm.join={[*settings.swarm.join, *peers]}")
+        settings, origins = configs.load(home.config_file, os.environ, overrides)
     chosen, text = choose_recipe(home, recipe, settings.node.recipe)
     (home.state / "last-recipe.toml").write_text(text)
     if first:
         click.echo(f"made {home.identity}: it is your standing in the swarm, back it up; there is no reset", err=True)
-    asyncio.run(_serve(home, settings, origins, chosen, parent_pipe))
+    asyncio.run(_serve(home, settings, origins, (chosen, text), parent_pipe))
+
+
+def accept_invite(home: Home, text: str, settings) -> tuple[str, tuple[str, ...]]:
+    """(file of the invite's recipe, peers to join through). Says once what leaves this machine."""
+    from p2prl.identity import Identity
+    from p2prl.node.build import make_transport
+    from p2prl.node.recipe_exchange import fetch_recipe, known_recipe
+    from p2prl.swarm.invites import parse_invite
+
+    invite = parse_invite(text)
+    click.echo(
+        "joining a swarm: what leaves this machine is its network address, the answers it generates with their "
+        f"log-probs, and the node's name. Stored here: {home.state} (answers, versions) and {home.cache} (weights of "
+        f"the newest {settings.storage.keep_versions} versions)",
+        err=True,
+    )
+    found = known_recipe(invite, home)
+    if found is None:
+        transport = make_transport(Identity.load(home.identity), home, settings, invite.swarm_id)
+        found = asyncio.run(fetch_recipe(transport, invite))
+    home.recipes.mkdir(parents=True, exist_ok=True)
+    path = home.recipes / f"{invite.swarm_id.hex()[:16]}.toml"
+    path.write_text(found, "utf-8")
+    return str(path), invite.peers
 
 
 def ensure_home(home: Home) -> bool:
@@ -87,11 +115,14 @@ def check_address(text: str) -> str:
     return check(text)
 
 
-async def _serve(home: Home, settings, origins: dict[str, str], recipe, parent_pipe: int | None) -> None:
+async def _serve(home: Home, settings, origins: dict[str, str], chosen, parent_pipe: int | None) -> None:
     from p2prl import logs
     from p2prl.node.build import open_node
+    from p2prl.node.recipe_exchange import serve_recipe
 
+    recipe, text = chosen
     node = await open_node(home, settings, recipe)
+    serve_recipe(node.state, text)
     log = logs.set_up(settings.log.level, file=home.logs / "p2prl.jsonl", ring=node.state.events)
     node.control.logs_source, node.control.origins = log, origins
     loop = asyncio.get_running_loop()

@@ -183,7 +183,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
             identity=identity,
             boot_id=boot_id,
             clock=SystemClock(),
-            transport=make_transport(identity, home, config, recipe),
+            transport=make_transport(identity, home, config, recipe.swarm_id),
             store=store,
             events=events,
             base=base,
@@ -201,7 +201,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         raise
 
 
-def make_transport(identity: Identity, home: Home, config: NodeConfig, recipe: Recipe) -> Transport:
+def make_transport(identity: Identity, home: Home, config: NodeConfig, swarm: bytes) -> Transport:
     from p2prl.swarm.libp2p.transport import Libp2pTransport  # imports hivemind: seconds
 
     return Libp2pTransport(
@@ -209,7 +209,7 @@ def make_transport(identity: Identity, home: Home, config: NodeConfig, recipe: R
         home.identity,
         host=config.swarm.host,
         port=config.swarm.port,
-        prefix=recipe.swarm_id.hex(),
+        prefix=swarm.hex(),
         relay=config.swarm.relay,
     )
 
