@@ -136,7 +136,13 @@ class Node:
         await self.supervisor.watch_lag(report)
 
     async def _publish_status(self) -> None:
+        state, before = self.state, (0, 0)
         while True:
+            traffic = state.transport.traffic()
+            moved = (sum(traffic.sent.values()), sum(traffic.received.values()))
+            state.up_bytes_per_s = (moved[0] - before[0]) / STATUS_S
+            state.down_bytes_per_s = (moved[1] - before[1]) / STATUS_S
+            before = moved
             snapshot = self.status()
             self.control.record(snapshot)
             self.state.events.publish("status", encode(snapshot))

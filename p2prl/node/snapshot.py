@@ -55,7 +55,11 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
             staleness_p50=metrics.get("age_p50", metrics.get("age_mean", 0.0)),
             staleness_p95=metrics.get("age_p95", metrics.get("age_max", 0.0)),
         ),
-        rates=status.RateStatus(rollout_tokens_per_s=state.tokens_per_s),
+        rates=status.RateStatus(
+            rollout_tokens_per_s=state.tokens_per_s,
+            up_bytes_per_s=state.up_bytes_per_s,
+            down_bytes_per_s=state.down_bytes_per_s,
+        ),
         given=status.GivenStatus(
             groups=state.counts.groups,
             admitted=state.counts.admitted,

@@ -71,6 +71,8 @@ class NodeState:
     learner_ready: bool = False
     engine_version: Version | None = None
     tokens_per_s: float = 0.0
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
     term_changes: list[tuple[int, float]] = field(default_factory=list)
     eval_reward: float | None = None
     eval_step: int = 0
