@@ -73,7 +73,7 @@ def accept_invite(home: Home, text: str, settings) -> tuple[str, tuple[str, ...]
     )
     found = known_recipe(invite, home)
     if found is None:
-        transport = make_transport(Identity.load(home.identity), home, settings, invite.swarm_id)
+        transport = make_transport(Identity.load(home.identity), home.identity, settings, invite.swarm_id)
         found = asyncio.run(fetch_recipe(transport, invite))
     home.recipes.mkdir(parents=True, exist_ok=True)
     path = home.recipes / f"{invite.swarm_id.hex()[:16]}.toml"

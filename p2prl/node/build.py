@@ -11,6 +11,8 @@ import json
 import os
 import secrets
 import socket
+import tempfile
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -18,8 +20,10 @@ from p2prl import __version__
 from p2prl.buffer import admission
 from p2prl.buffer.store import Store
 from p2prl.clock import SystemClock
-from p2prl.config import NodeConfig
-from p2prl.errors import HomeLocked
+from p2prl.codec import decode
+from p2prl.codec import encode as codec_encode
+from p2prl.config import NodeConfig, SwarmSection
+from p2prl.errors import HomeLocked, P2prlError, PeerError, PreflightFailed
 from p2prl.events import Ring
 from p2prl.identity import Identity
 from p2prl.learner import messages as learner_messages
@@ -29,7 +33,7 @@ from p2prl.node.children import Child
 from p2prl.node.control import Control
 from p2prl.node.election_loop import ElectionLoop
 from p2prl.node.environment_client import EnvironmentClient
-from p2prl.node.membership_loop import MembershipLoop
+from p2prl.node.membership_loop import HELLO, MembershipLoop
 from p2prl.node.receive_loop import ReceiveLoop
 from p2prl.node.rollout_loop import RolloutLoop
 from p2prl.node.snapshot import make_status
@@ -39,7 +43,7 @@ from p2prl.node.train_loop import TrainLoop
 from p2prl.node.weights_loop import WeightsLoop
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
-from p2prl.records import Version
+from p2prl.records import WIRE_SCHEMA, Hello, Version
 from p2prl.rollout import messages as rollout_messages
 from p2prl.status import Status, encode
 from p2prl.swarm import election
@@ -50,6 +54,9 @@ from p2prl.web.app import Door, make_app
 from p2prl.web.server import Server, listen, port_of, url_of
 
 STATUS_S = 1.0
+PRUNE_S = 60.0
+KEEP_BODIES_S = 600.0  # of trained groups: a losing branch gives them back
+MAX_BODIES_BYTES = 512 * 2**20
 DRAIN_S = 30.0
 
 
@@ -71,7 +78,8 @@ class Node:
         self._children = (engine, learner)
         self.election = ElectionLoop(state)
         self.weights = WeightsLoop(state)
-        self.membership = MembershipLoop(state, state.config.swarm.join)
+        self.membership = MembershipLoop(state, state.config.swarm.join, self._probe, self._on_clash)
+        self.failure: P2prlError | None = None
         self._receive: ReceiveLoop | None = None
         self._rollout: RolloutLoop | None = None
         self._train: TrainLoop | None = None
@@ -100,6 +108,36 @@ class Node:
             await self._drain()
         finally:
             await self._close()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _probe(self, address: str) -> Hello | None:
+        """Who answers at an address of our own peer id: asked under a passing identity, since nobody can dial itself."""
+        state = self.state
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "identity.key"
+            guest = Identity.create(file)
+            transport = make_transport(
+                guest, file, NodeConfig(swarm=SwarmSection(host="127.0.0.1", port=0)), state.swarm
+            )
+            await transport.start()
+            try:
+                (report,) = await transport.join([address])
+                if not report.peer:
+                    return None
+                asking = Hello(guest.peer_id, state.boot_id, state.swarm, "", (WIRE_SCHEMA,), "", state.clock.unix())
+                return decode(await transport.call(report.peer, HELLO, codec_encode(asking), timeout_s=3.0), Hello)
+            except PeerError:
+                return None
+            finally:
+                await transport.stop()
+
+    def _on_clash(self, address: str) -> None:
+        self.failure = PreflightFailed(
+            f"this identity runs elsewhere too, at {address}. Two nodes with one identity disturb each other: stop that "
+            "one, or give this one a home and identity of its own (--home)"
+        )
+        self.stop(0.0)
 
     async def _start(self) -> None:
         state = self.state
@@ -128,6 +166,7 @@ class Node:
             self.supervisor.start("rollout", self._rollout.run)
         self.supervisor.start("lag", self._watch_lag)
         self.supervisor.start("status", self._publish_status)
+        self.supervisor.start("prune", self._prune)
 
     async def _watch_lag(self) -> None:
         def report(lag_s: float) -> None:
@@ -149,6 +188,13 @@ class Node:
             if self.control.logs_source is not None:
                 self.control.logs_source.flush()
             await asyncio.sleep(STATUS_S)
+
+    async def _prune(self) -> None:
+        """Keep the store within its bound."""
+        while True:
+            await asyncio.sleep(PRUNE_S)
+            older_than = self.state.clock.unix() - KEEP_BODIES_S
+            await asyncio.to_thread(self.state.store.prune, MAX_BODIES_BYTES, older_than)
 
     async def _drain(self) -> None:
         """Give the batch in hand a moment to be announced; new ones are not drawn any more."""
@@ -189,7 +235,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
             identity=identity,
             boot_id=boot_id,
             clock=SystemClock(),
-            transport=make_transport(identity, home, config, recipe.swarm_id),
+            transport=make_transport(identity, home.identity, config, recipe.swarm_id),
             store=store,
             events=events,
             base=base,
@@ -207,12 +253,12 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         raise
 
 
-def make_transport(identity: Identity, home: Home, config: NodeConfig, swarm: bytes) -> Transport:
+def make_transport(identity: Identity, identity_file: Path, config: NodeConfig, swarm: bytes) -> Transport:
     from p2prl.swarm.libp2p.transport import Libp2pTransport  # imports hivemind: seconds
 
     return Libp2pTransport(
         identity,
-        home.identity,
+        identity_file,
         host=config.swarm.host,
         port=config.swarm.port,
         prefix=swarm.hex(),

@@ -7,6 +7,7 @@ its last runs too.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from p2prl import __version__, codec
 from p2prl.errors import BadRecord, PeerError
@@ -21,16 +22,24 @@ ROUND_S = 2.0
 REDIAL_S = 5.0
 HELLO = "p2prl/hello"
 MAX_SKEW_S = 3.0
+NEWCOMER_S = 60.0  # of two nodes with one identity the newcomer gives way
 
 
 class MembershipLoop:
-    def __init__(self, state: NodeState, bootstraps: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        bootstraps: tuple[str, ...],
+        probe: Callable[[str], Awaitable[Hello | None]],
+        on_clash: Callable[[str], None],
+    ) -> None:
+        self._probe, self._on_clash = probe, on_clash
+        self._stale_boots: set[bytes] = set()
         self._state = state
         self._bootstraps = bootstraps
         self._sequence = 0
         self._skews: dict[str, float] = {}
         self.reports: list[JoinReport] = []
-        self.clash = asyncio.Event()  # our identity is alive elsewhere
         state.transport.serve(HELLO, self.on_hello)
 
     async def run(self) -> None:
@@ -40,10 +49,10 @@ class MembershipLoop:
             if now >= next_dial and not await self._connected():
                 await self.dial()
                 next_dial = self._state.now() + REDIAL_S
+            await self._read_directory()  # before our first record covers that of another boot of us
             if now >= next_record:
                 await self.publish()
                 next_record = self._state.now() + TTL_S / 3
-            await self._read_directory()
             await self._greet_all()
             self._state.membership.expire(self._state.now())
             await asyncio.sleep(ROUND_S)
@@ -138,16 +147,19 @@ class MembershipLoop:
             state.health.pop("clock_skew", None)
 
     async def _check_clash(self, info: PeerInfo) -> None:
-        """Another live boot of our identity counts only if its address answers with it: a stale record never does."""
+        """Another boot of our identity counts only if its address answers with it: a stale record stops nobody."""
+        if info.boot_id in self._stale_boots:
+            return
         mine = set(self._state.transport.addresses())
         for address in info.addresses:
-            if address in mine:
+            hello = None if address in mine else await self._probe(address)
+            if hello is not None and hello.peer_id == self._state.me and hello.boot_id == info.boot_id:
+                if self._state.clock.unix() - self._state.started_at < NEWCOMER_S:
+                    self._on_clash(address)
+                else:
+                    self._note("same_identity", f"this identity runs elsewhere too, at {address}", "stop that node")
                 return
-        self._note(
-            "same_identity",
-            f"this identity has another record in the directory, at {', '.join(info.addresses)[:200]}",
-            "run one node an identity: stop the other one, or make a new key there",
-        )
+        self._stale_boots.add(info.boot_id)
 
     def _hello(self) -> Hello:
         state = self._state

@@ -75,3 +75,18 @@ def test_a_corrupt_identity_is_refused(tmp_path) -> None:
 def _run(*args: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "p2prl", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_one_identity_in_two_places_is_found(make_node, tmp_path) -> None:
+    first = make_node("first").start()
+    first.wait(lambda: first.status().get("swarm", {}).get("addresses"), "addresses")
+    second = make_node("second")
+    (second.home / "state").mkdir(parents=True)
+    (second.home / "state" / "identity.key").write_bytes((first.home / "state" / "identity.key").read_bytes())
+    (second.home / "state" / "identity.key").chmod(0o400)
+    third = make_node("third").start("--join", first.status()["swarm"]["addresses"][0])
+    third.wait(lambda: third.status().get("swarm", {}).get("peers_alive"), "the first node")
+    second.start("--join", third.status()["swarm"]["addresses"][0])
+    assert second.process is not None
+    assert second.process.wait(60) == 6, second.log
+    assert "identity runs elsewhere" in second.log

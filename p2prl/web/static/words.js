@@ -2,6 +2,7 @@
 export const number = (value) => {
   if (value === null || value === undefined || Number.isNaN(value)) return '-';
   if (Number.isInteger(value)) return value.toLocaleString('en');
+  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString('en');
   return Math.abs(value) < 0.001 && value ? value.toExponential(2) : value.toPrecision(4).replace(/\.?0+$/, '');
 };
 export const bytes = (value) => {
