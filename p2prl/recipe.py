@@ -50,8 +50,10 @@ class SamplingSection(Section):
     max_new_tokens: Annotated[int, Field(ge=1, le=65536)] = 32
     """Longest answer, tokens."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
+    """Only 1.0 (off): the learner does not apply the filter yet, so filtered data would be off-policy when fresh."""
+    top_k: Annotated[int, Field(ge=0, le=0)] = 0
+    """Only 0 (off), for the same reason."""
 
     def record(self) -> Sampling:
         return Sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)

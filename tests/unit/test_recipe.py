@@ -37,6 +37,7 @@ def test_the_swarm_id_of_a_recipe_never_changes() -> None:
         (MINIMAL + "[learner]\nmax_aeg = 3\n", "did you mean 'max_age'"),
         (MINIMAL + "[learner]\nlearning_rate = -1\n", "learner.learning_rate"),
         (MINIMAL + "schema = 99", "schema"),
+        (MINIMAL + "[sampling]\ntop_p = 0.9\n", "sampling.top_p"),
         ("name = ", "not valid TOML"),
         ("schema = 99\n" + MINIMAL, "newer p2prl"),
         ("x" * 40_000, "too large"),
