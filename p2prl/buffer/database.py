@@ -50,7 +50,7 @@ class Database:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
             self._prepare()
-        except BaseException:
+        except BaseException:  # whatever it was goes on; the file must not stay open
             self._connection.close()
             raise
 
@@ -98,7 +98,7 @@ class Database:
             try:
                 yield
                 self.run("COMMIT")
-            except BaseException:
+            except BaseException:  # goes on, a cancellation too: half a transaction must not stay
                 if self._connection.in_transaction:  # sqlite has ended it itself when the disk is full
                     self._connection.execute("ROLLBACK")
                 raise

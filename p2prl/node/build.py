@@ -51,6 +51,7 @@ from p2prl.swarm.head import Chain
 from p2prl.swarm.membership import Membership
 from p2prl.swarm.transport import Transport
 from p2prl.web.app import Door, make_app
+from p2prl.web.login import ensure_token
 from p2prl.web.server import Server, listen, port_of, url_of
 
 STATUS_S = 1.0
@@ -141,7 +142,7 @@ class Node:
 
     async def _start(self) -> None:
         state = self.state
-        door = Door(token=read_token(state.home), port=port_of(self._web_socket), hosts=state.config.web.hosts)
+        door = Door(token=ensure_token(state.home.token), port=port_of(self._web_socket), hosts=state.config.web.hosts)
         app = make_app(self.status, self.control, state.events, Metrics(__version__), door)
         self._server = Server(app, self._web_socket)
         await self._server.start()
@@ -248,7 +249,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         )
         restore(state)
         return Node(state, lock, listen(config.web.host, config.web.port), child_log)
-    except BaseException:
+    except BaseException:  # goes on; the home must be free again
         lock.release()
         raise
 
@@ -301,14 +302,6 @@ def take_lock(home: Home) -> FileLock:
             f"another p2prl daemon{pid} holds {home.state}. Stop it (p2prl stop), or use another --home"
         ) from None
     return lock
-
-
-def read_token(home: Home) -> str:
-    """The control API's token; made when the home has none."""
-    if not home.token.exists():
-        with os.fdopen(os.open(home.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
-    return home.token.read_text().strip()
 
 
 def write_node_file(home: Home, url: str) -> None:

@@ -20,6 +20,7 @@ from p2prl.node.children import Child
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 from p2prl.records import Group, Prompt
+from p2prl.rollout.worker import judge_group
 
 TIMEOUT_S = 60.0
 
@@ -46,15 +47,7 @@ class EnvironmentClient:
         return reply.prompts
 
     async def judge(self, groups: Sequence[Group]) -> tuple[Judgement, ...]:
-        items = tuple(
-            JudgeItem(
-                group.prompt_index,
-                group.prompt_ids,
-                tuple(trajectory.completion.token_ids for trajectory in group.trajectories),
-            )
-            for group in groups
-        )
-        return await self.judge_items(items)
+        return await self.judge_items(tuple(map(judge_group, groups)))
 
     async def judge_items(self, items: tuple[JudgeItem, ...]) -> tuple[Judgement, ...]:
         await self._alive()

@@ -124,7 +124,7 @@ async def _request(session: Session, request: p2pd_pb2.PSRequest) -> tuple[async
         response = p2pd_pb2.Response()
         await read_pbmsg_safe(reader, response)
         raise_if_failed(response)
-    except BaseException:
+    except BaseException:  # goes on, a cancellation too: the connection must not leak
         writer.close()
         raise
     return reader, writer
