@@ -4,18 +4,36 @@ In: a config file, the environment, overrides. Out: `NodeConfig` and the origin 
 the file. A misspelt section or key is refused wherever it comes from.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from p2prl.errors import ConfigError
 from p2prl.recipe import explain
 
 ENV_PREFIX = "P2PRL_"
 RESERVED_ENV = {"P2PRL_HOME"}
+
+
+RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMG]i?)?B?(?:/s)?\s*")
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+
+
+def parse_rate(value: object) -> object:
+    """Bytes a second from "5MB/s", "800 kB/s", "20MiB" or a number; anything else is pydantic's to refuse."""
+    if not isinstance(value, str):
+        return value
+    found = RATE.fullmatch(value)
+    if found is None:
+        raise ValueError(f"{value!r} is no rate: write it as 5MB/s, or 0 for no cap")
+    return float(found[1]) * UNITS[found[2] or ""]
+
+
+Rate = Annotated[float, BeforeValidator(parse_rate), Field(ge=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -39,6 +57,10 @@ class SwarmSection(_Section):
     join: tuple[str, ...] = ()
     """Extra bootstrap multiaddrs."""
     relay: bool = True
+    up: Rate = 0.0
+    """At most so much to all peers together, as "5MB/s"; 0: no cap."""
+    down: Rate = 0.0
+    """At most so much from all peers together; 0: no cap."""
 
 
 class LimitsSection(_Section):

@@ -11,6 +11,7 @@
     |- SwarmUnreachable         nobody answers and we can't go on without                exit 75
     |- EngineError              generation failed: out of memory, hang, bad weights
     |- LearnerError             training failed
+    |  |- BatchError            answers or log-probs contradict themselves            (also a ValueError)
     |- StoreError               a file of ours is corrupt or the disk is full
     |- PeerError                caused by another peer: counted, attributed, never fatal
        |- Unreachable           no answer, dead connection, deadline passed
@@ -62,6 +63,10 @@ class EngineError(P2prlError):
 
 class LearnerError(P2prlError):
     """The learner process failed; the supervisor restarts it."""
+
+
+class BatchError(LearnerError, ValueError):
+    """What an objective was given contradicts itself or is not finite."""
 
 
 class StoreError(P2prlError):

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from p2prl.errors import ConfigError
 from p2prl.names import ADJECTIVES, ANIMALS
 
+REMEMBERED_BYTES = 2048
 _FILE_PREFIX = b"\x08\x01\x12\x40"  # protobuf: key type Ed25519, 64 bytes of data (seed + public key)
 _PUBLIC_PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash of the protobuf public key, 32 bytes of data
 
@@ -89,6 +90,18 @@ class Identity:
 
 def verify(peer_id: str, signature: bytes, message: bytes) -> bool:
     """Whether `peer_id` signed `message`. False, never an exception, for anything else."""
+    if len(message) <= REMEMBERED_BYTES:
+        return _verify_once(peer_id, signature, message)
+    return _verify(peer_id, signature, message)
+
+
+@lru_cache(maxsize=1024)
+def _verify_once(peer_id: str, signature: bytes, message: bytes) -> bool:
+    """Small records come again: votes in manifests, gossip after minutes, and to every node of a simulated swarm."""
+    return _verify(peer_id, signature, message)
+
+
+def _verify(peer_id: str, signature: bytes, message: bytes) -> bool:
     key = _public_key(peer_id)
     if key is None:
         return False

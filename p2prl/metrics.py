@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 STATES = ("starting", "joining", "working", "paused", "draining", "stopping", "degraded")
 PAUSE_REASONS = ("user", "waiting_for_learner", "engine_failed", "no_peers", "disk_full", "clock_skew", "stale_version")
-LOOPS = ("rollout", "receive", "train", "weights", "membership")
-STAGES = ("wait", "batch", "forward", "backward", "optim", "publish")
+LOOPS = ("admission", "disk", "election", "lag", "membership", "prune", "receive", "rollout", "status", "train", "weights")
+STAGES = ("wait", "batch", "gradient", "optim", "publish")
 REFUSALS = (
     "bad_record",
     "bad_signature",
@@ -101,7 +101,7 @@ class Metrics:
         self.gossip_bytes = self._counter("gossip_bytes", "Bytes exchanged with peers", labels)
         self.gossip_messages = self._counter("gossip_messages", "Messages exchanged with peers", labels)
         self.gossip_duplicates = self._counter("gossip_duplicates", "Messages heard again")
-        self.gossip_lag = self._histogram("gossip_lag_seconds", "From being announced to being heard", SECONDS)
+        self.gossip_lag = self._histogram("gossip_lag_seconds", "From a group's making to its admission here", SECONDS)
         self.peers = self._gauge("peers", "Peers alive", {"path": ("direct", "relay")})
         self.peer_rtt = self._histogram("peer_rtt_seconds", "Round trip to a peer", MILLISECONDS)
 

@@ -9,6 +9,7 @@ it. A release that adds a key raises SCHEMA and still computes the ids of older 
 
 import difflib
 import tomllib
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -118,7 +119,7 @@ class Recipe(Section):
     def canonical(self) -> bytes:
         return canonical(self.model_dump(mode="json", by_alias=True, exclude={"name"}))
 
-    @property
+    @cached_property  # asked for with every record; the recipe is frozen
     def swarm_id(self) -> bytes:
         return blake3(self.canonical()).digest()
 

@@ -75,6 +75,15 @@ class RateStatus(Record, frozen=True, kw_only=True):
     down_bytes_per_s: float = 0.0
 
 
+class LagStatus(Record, frozen=True, kw_only=True):
+    """How late the daemon's event loop ran over the last half minute, seconds."""
+
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    max_s: float = 0.0
+    num_samples: int = 0
+
+
 class GivenStatus(Record, frozen=True, kw_only=True):
     """What this node gave: groups made, admitted by learners, refused by reason, and waiting for a manifest."""
 
@@ -94,9 +103,11 @@ class TrainingStatus(Record, frozen=True, kw_only=True):
     reward_first: float | None = None
     reward_last: float | None = None
     eval_reward: float | None = None
+    eval_error: float | None = None  # its standard error
     eval_version: str = ""
     num_groups: int = 0
     buffered: int = 0
+    refused: dict[str, int] = {}  # of all makers' groups that this node judged, by reason
     last: dict[str, float] = {}
 
 
@@ -136,6 +147,7 @@ class Status(Record, frozen=True, kw_only=True):
     state: StateStatus = StateStatus()
     policy: PolicyStatus = PolicyStatus()
     rates: RateStatus = RateStatus()
+    lag: LagStatus = LagStatus()
     given: GivenStatus = GivenStatus()
     training: TrainingStatus = TrainingStatus()
     traffic: TrafficStatus = TrafficStatus()
@@ -154,7 +166,11 @@ class Status(Record, frozen=True, kw_only=True):
 
 
 class PeerRow(Record, frozen=True, kw_only=True):
-    """One peer as this node sees it. Name, software and version are the peer's own words."""
+    """One peer as this node sees it. Name, software and version are the peer's own words.
+
+    `groups` and `refused` are of its making, judged here since the start; `trust` is a share, .8 for a stranger; `faults`
+    are what no honest node does.
+    """
 
     peer_id: str = ""
     name: str = ""
@@ -166,6 +182,9 @@ class PeerRow(Record, frozen=True, kw_only=True):
     leader: bool = False
     groups: int = 0
     refused: int = 0
+    faults: int = 0
+    trust: float = 0.0
+    quarantined: bool = False
     sent_bytes: int = 0
     received_bytes: int = 0
     software: str = ""

@@ -42,6 +42,7 @@ REASONS: dict[str, str] = {
     "counter_reused": "Its maker used this counter for another group before.",
     "wrong_prompt": "Its prompt's tokens are not what the environment gives.",
     "wrong_reward": "Its rewards are not what the environment gives for these answers.",
+    "quarantined": "Too many groups of its maker were refused here lately; its groups are taken again in a few hours.",
 }
 
 

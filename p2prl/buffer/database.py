@@ -2,10 +2,12 @@
 
 In: a path. Out: a connection whose failures are `StoreError`s.
 
-Invariants: a file that can't be read is never deleted, it is renamed and a new one begun; a file of a newer release is
-left alone; one statement outside `transaction` is one transaction.
+Invariants: a file that can't be read is never deleted, it is renamed and a new one begun, with what can still be read
+and proves itself (manifests are signed, addresses are dialled); a file of a newer release is left alone; one statement
+outside `transaction` is one transaction; a file that failed while it was used is checked at the next start.
 """
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,9 @@ from p2prl.errors import StoreError
 
 MEMORY = Path(":memory:")
 QUICK_CHECK_BYTES = 64 * 2**20  # a larger file is read when it is used: checking it would hold up the start
+
+BROKEN = ("malformed", "not a database", "disk I/O error")  # what sqlite says of a file that is not whole
+SALVAGED = (("manifests", 5), ("addresses", 2))  # table, columns
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -66,10 +71,12 @@ class Database:
                 f"the store {self.path} was written by a newer p2prl (schema {version}, this one knows "
                 f"{len(MIGRATIONS)}); update p2prl, or move the file away to begin a new one"
             )
-        if self.path != MEMORY and self.path.stat().st_size <= QUICK_CHECK_BYTES:
+        suspect = suspicion(self.path)
+        if self.path != MEMORY and (suspect.exists() or self.path.stat().st_size <= QUICK_CHECK_BYTES):
             (verdict,) = run("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
+            suspect.unlink(missing_ok=True)
         for number, script in enumerate(MIGRATIONS[version:], version + 1):
             self._connection.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
 
@@ -119,6 +126,9 @@ class Database:
             with self._lock:
                 yield
         except sqlite3.Error as error:
+            if self.path != MEMORY and any(word in str(error) for word in BROKEN):
+                with contextlib.suppress(OSError):
+                    suspicion(self.path).touch()
             raise StoreError(
                 f"the store {self.path} can't be used: {error}; "
                 "free some disk space and check the disk, then start again"
@@ -127,24 +137,32 @@ class Database:
 
 def open_database(path: Path, now: float) -> tuple[Database, str]:
     """The database and a notice for the owner, "" when all is well."""
-    notice = ""
     try:
         if path != MEMORY:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return Database(path), notice
+            return Database(path), ""
         except sqlite3.OperationalError as error:  # locked, no rights, disk full: nothing is wrong with the file
             if not path.is_file() or "malformed" not in str(error):
                 raise StoreError(f"can't open the store {path}: {error}; check the disk's space and rights") from error
-            notice = _set_aside(path, now, str(error))
+            aside = _set_aside(path, now)
+            why = str(error)
         except sqlite3.DatabaseError as error:
-            notice = _set_aside(path, now, str(error))
-        return Database(path), notice
+            aside = _set_aside(path, now)
+            why = str(error)
+        suspicion(path).unlink(missing_ok=True)
+        database = Database(path)
+        return database, _notice(path, aside, why, _salvage(aside, database))
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"can't open the store {path}: {error}; check the disk's space and rights") from error
 
 
-def _set_aside(path: Path, now: float, why: str) -> str:
+def suspicion(path: Path) -> Path:
+    """There while the file is suspected to be corrupt."""
+    return path.with_name(f"{path.name}.suspect")
+
+
+def _set_aside(path: Path, now: float) -> Path:
     aside = path.with_name(f"{path.name}.corrupt-{int(now)}")
     number = 0
     while aside.exists():
@@ -155,7 +173,27 @@ def _set_aside(path: Path, now: float, why: str) -> str:
         if companion.exists():
             companion.rename(aside.with_name(aside.name + suffix))
     path.rename(aside)
+    return aside
+
+
+def _salvage(aside: Path, database: Database) -> int:
+    """How many manifests could still be read; what is wrong with their contents is found when they are used."""
+    try:
+        with contextlib.closing(sqlite3.connect(aside)) as old:
+            for table, num_columns in SALVAGED:
+                marks = ", ".join("?" * num_columns)
+                with contextlib.suppress(sqlite3.Error, StoreError):  # up to the first page that can't be read
+                    for row in old.execute(f"SELECT * FROM {table}"):
+                        database.run(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
+    except sqlite3.Error:
+        return 0
+    ((count,),) = database.run("SELECT COUNT(*) FROM manifests")
+    return count
+
+
+def _notice(path: Path, aside: Path, why: str, num_manifests: int) -> str:
     return (
-        f"The store {path.name} was corrupt ({why[:120]}) and is now {aside.name}; a new one was begun. Groups that "
-        "nobody had trained on yet are lost. Check the disk; delete the old file when you don't need it."
+        f"The store {path.name} was corrupt ({why[:120]}) and is now {aside.name}; a new one was begun with "
+        f"{num_manifests} versions of the old one. Groups that nobody had trained on yet are lost. Check the disk; "
+        "delete the old file when you don't need it."
     )

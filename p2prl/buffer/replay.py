@@ -3,16 +3,18 @@
 In: the admitted groups that no step has used, their ages, the time. Out: the ids of a batch (or none yet), and what is
 too old to be of use.
 
-Invariants: the youngest go first; a batch has at most `groups_per_step` groups, each once; at most half of it is one
+Invariants: makers take turns, each with its youngest first, so that a peer whose groups all grew old while others' are
+fresh is not left waiting, idle, until they are too old; a batch has at most `groups_per_step` groups, each once; at most half of it is one
 peer's when three or more have groups to give; none is older than `max_age`. The order of the entries does not matter.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from p2prl.recipe import Recipe
+from p2prl.records import Group
 
 CAPPED_FROM_MAKERS = 3
 
@@ -56,11 +58,21 @@ def choose(entries: Iterable[Entry], now: float, rules: ReplayRules, *, since: f
     if not usable:
         return Choice((), dropped, rules.longest_wait_s)
     usable.sort(key=lambda entry: (entry.age, -entry.admitted_at, entry.id))
-    batch = _fair(usable, rules.groups_per_step)
+    batch = _fair(_in_turns(usable), rules.groups_per_step)
     waited_s = now - max(since, min(entry.admitted_at for entry in usable))
     if len(batch) < rules.groups_per_step and waited_s < rules.longest_wait_s:
         return Choice((), dropped, min(rules.longest_wait_s, rules.longest_wait_s - waited_s))
     return Choice(tuple(entry.id for entry in batch), dropped, 0.0)
+
+
+def _in_turns(ordered: list[Entry]) -> list[Entry]:
+    """The first of each maker, then the second of each; within a turn as they were."""
+    given: Counter[str] = Counter()
+    turns: list[tuple[int, Entry]] = []
+    for entry in ordered:
+        turns.append((given[entry.maker], entry))
+        given[entry.maker] += 1
+    return [entry for _, entry in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _fair(ordered: list[Entry], limit: int) -> list[Entry]:
@@ -82,3 +94,21 @@ def _fair(ordered: list[Entry], limit: int) -> list[Entry]:
     # The others gave less than half: this maker's oldest wait for the next step.
     kept = [entry for entry in batch if entry.maker == busiest][:-surplus]
     return [entry for entry in batch if entry.maker != busiest or entry in kept]
+
+
+def age_quantiles(groups: Sequence[Group], ages: Sequence[Sequence[int]], shares: Sequence[float]) -> tuple[float, ...]:
+    """Ages in versions that these shares of all tokens don't exceed; `ages[g][v]` is that of `groups[g].versions[v]`."""
+    tokens: Counter[int] = Counter()
+    for group, of_versions in zip(groups, ages, strict=True):
+        for trajectory in group.trajectories:
+            for segment in trajectory.completion.segments:
+                tokens[of_versions[segment.version]] += segment.num_tokens
+    total, found = sum(tokens.values()), []
+    for share in shares:
+        below = 0
+        for age in sorted(tokens):
+            below += tokens[age]
+            if below >= share * total:
+                found.append(float(age))
+                break
+    return tuple(found) or (0.0,) * len(shares)

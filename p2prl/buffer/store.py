@@ -14,7 +14,7 @@ import msgspec
 
 from p2prl.buffer.database import MEMORY, Database, open_database
 from p2prl.buffer.trust import Standing
-from p2prl.records import Group, Verdict, Version
+from p2prl.records import Group, GroupHeader, Verdict, Version
 
 RESERVED = 64  # counters reserved by one write to the disk
 MAX_ADDRESSES = 256
@@ -43,6 +43,10 @@ class StoredGroup(msgspec.Struct, frozen=True):
     made_at: float
     content_bytes: int
     updated_at: float  # of its state, but for trained: when it came or was judged or dropped
+
+    @property
+    def header(self) -> GroupHeader:
+        return GroupHeader(self.id, self.content_bytes, self.version, self.num_answers, self.reward_mean)
 
 
 class Store:
@@ -284,9 +288,9 @@ class Store:
         """The newest first."""
         return tuple(row[0] for row in self._db.run("SELECT address FROM addresses ORDER BY number DESC"))
 
-    def save_standing(self, peer: str, standing: Standing) -> None:
-        values = (peer, standing.good, standing.bad, standing.at)
-        self._db.run("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", values)
+    def save_standings(self, standings: Mapping[str, Standing]) -> None:
+        rows = [(peer, standing.good, standing.bad, standing.at) for peer, standing in standings.items()]
+        self._db.run_each("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", rows)
 
     def standings(self) -> dict[str, Standing]:
         return {row[0]: Standing(*row[1:]) for row in self._db.run("SELECT peer, good, bad, at FROM standings")}

@@ -12,8 +12,8 @@ PRIOR_GOOD, PRIOR_BAD = 4.0, 1.0
 HALF_LIFE_S = 3600.0
 QUARANTINE_BELOW = 0.4
 
-# Lateness, races and forks happen to honest peers.
-INNOCENT = frozenset({"too_old", "unknown_version", "duplicate"})
+# Lateness, races and forks happen to honest peers; being in quarantine must not prolong it.
+INNOCENT = frozenset({"too_old", "unknown_version", "duplicate", "quarantined"})
 # Can't happen without intent or a broken node: rewards that weren't earned, prompts that weren't drawn.
 GRAVE = frozenset({"wrong_reward", "wrong_prompt", "bad_lottery", "counter_reused", "wrong_maker"})
 GRAVE_WEIGHT = 4.0

@@ -6,6 +6,7 @@ table, a summary; exit 1 when the target is not reached or the heads don't lie o
 The nodes hold the read end of a pipe of ours: however this process ends, they see it close, stop and remove their homes.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,13 +22,16 @@ from typing import Any
 
 import click
 
-from p2prl.cli.client import Daemon
+from p2prl.cli.client import Daemon, decode
+from p2prl.cli.demo_view import Seen, open_view
 from p2prl.errors import P2prlError
 from p2prl.paths import Home
+from p2prl.status import Status
 
 POLL_S = 0.5
 START_S = 60.0
 STOP_S = 10.0
+LOGIN_S = 45.0  # a login code is good for 60 s
 
 
 @dataclass
@@ -84,10 +88,13 @@ class DemoSwarm:
         self._killed_term = 0
         self._failover_s: float | None = None
         self._counted: dict[str, dict[str, Any]] = {}
+        self._view = open_view()
+        self._notes: list[str] = []
+        self._page, self._next_login_at = "", 0.0
 
     def start(self) -> None:
         """Start the first node, then the others through it."""
-        _say(f"starting {len(self._nodes)} nodes; the first start takes some seconds")
+        self._view.say(f"starting {len(self._nodes)} nodes; the first start takes some seconds")
         for index, node in enumerate(self._nodes):
             if self._seed is not None:
                 _write_identity(node.home, self._seed, index)
@@ -96,11 +103,10 @@ class DemoSwarm:
                 self._wait(
                     lambda: bool(self._poll(self._nodes[0]) and self._addresses()), "the first node did not start"
                 )
-                _say(f"page: {self._nodes[0].url}   (p2prl --home {self._nodes[0].home} web)")
+                self._view.say(f"page: {self._seen(0.0).page}")
 
     def watch(self, target: float, kill_at: int | None, limit_s: float) -> dict[str, Any]:
         """Poll until the target is reached (and, after a kill, the restarted node follows)."""
-        next_line = 0.0
         while True:
             for node in self._nodes:
                 self._poll(node)
@@ -109,9 +115,7 @@ class DemoSwarm:
                 self._maybe_kill(kill_at)
             self._maybe_restart()
             elapsed = time.monotonic() - self._started
-            if elapsed >= next_line:
-                self._show(elapsed)
-                next_line = elapsed + (1.0 if sys.stderr.isatty() else 5.0)
+            self._view.show(self._seen(target))
             reward = self._reward("reward_last")
             if reward is not None and reward >= target and self._recovered(kill_at) and self._together():
                 return self._summary()
@@ -121,6 +125,7 @@ class DemoSwarm:
 
     def stop(self) -> None:
         """End every node, by its pid, and remove every home."""
+        self._view.close()
         os.close(self._write_end)
         for node in self._nodes:
             if node.process is not None and node.process.poll() is None:
@@ -204,7 +209,9 @@ class DemoSwarm:
         leader.process.kill()
         leader.process.wait()
         self._killed_at = time.time()
-        _say(f"killed the leader of term {self._killed_term} at version {leader.status['training']['step']}")
+        self._notes.append(
+            f"killed the leader of term {self._killed_term} at version {leader.status['training']['step']}"
+        )
         leader.status = {}
 
     def _maybe_restart(self) -> None:
@@ -218,7 +225,7 @@ class DemoSwarm:
                     at = change["at"] - self._killed_at
                     self._failover_s = at if self._failover_s is None else min(at, self._failover_s)
         if self._failover_s is not None:
-            _say(f"a new leader published after {self._failover_s:.1f} s; restarting the killed node")
+            self._notes.append(f"a new leader published after {self._failover_s:.1f} s; restarting the killed node")
             self._launch(killed)
 
     def _recovered(self, kill_at: int | None) -> bool:
@@ -281,23 +288,22 @@ class DemoSwarm:
             "wall_s": time.monotonic() - self._started,
         }
 
-    def _show(self, elapsed: float) -> None:
-        parts = []
-        for node in self._nodes:
-            swarm, given = node.status.get("swarm", {}), node.status.get("given", {})
-            mark = "*" if swarm.get("role") == "leader" else " "
-            parts.append(f"{mark}v{_step(node.status):<4}{given.get('groups', 0):>5}g")
-        reward = self._reward("reward_last")
-        shown = "  -  " if reward is None else f"{reward:.3f}"
-        _say(f"{elapsed:5.0f} s  reward {shown}  {'  '.join(parts)}")
+    def _seen(self, target: float) -> Seen:
+        page = f"{self._nodes[0].url}   (log in by: p2prl --home {self._nodes[0].home} web)"
+        now = time.monotonic()
+        if now >= self._next_login_at:
+            with contextlib.suppress(OSError, P2prlError):  # it is being killed, or not up yet
+                daemon = Daemon.find(Home.locate(self._nodes[0].home))
+                code = json.loads(daemon.post("/api/v1/login-code"))["code"]
+                self._page, self._next_login_at = f"{daemon.url}/login#{code}", now + LOGIN_S
+        statuses = tuple(
+            decode(json.dumps(node.status).encode(), Status) if node.status else None for node in self._nodes
+        )
+        return Seen(now - self._started, target, self._page or page, statuses, tuple(self._notes))
 
 
 def _step(status: dict[str, Any]) -> int:
     return status.get("training", {}).get("step", 0)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _write_identity(home: Path, seed: int, index: int) -> None:

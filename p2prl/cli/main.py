@@ -6,6 +6,7 @@ Reading commands load neither torch nor hivemind nor pydantic; a test holds the 
 is not shown. No `auto_envvar_prefix`: it would claim names that belong to the configuration.
 """
 
+import errno
 import importlib
 import importlib.util
 import os
@@ -61,7 +62,7 @@ Exit codes:
   2 usage or config error   7 another daemon holds this home
   3 no daemon running       75 swarm unreachable, try again
   4 running but unhealthy   130 interrupted"""
-INTERRUPTED = 130
+INTERRUPTED, PREFLIGHT = 130, 6
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ class LazyGroup(click.Group):
         except BrokenPipeError:  # `p2prl logs | head`: not our failure; keep the interpreter's last flush quiet
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            click.echo(f"error: the disk is full ({error.filename or error}). Free some space, then try again", err=True)
+            sys.exit(PREFLIGHT)
 
 
 def built(name: str) -> bool:

@@ -68,12 +68,13 @@ def status_text(status: Status, now: datetime) -> str:
     since = _since(node.started_at, now)
     reasons = f" ({', '.join(reason.replace('_', ' ') for reason in state.reasons)})" if state.reasons else ""
     behind = f"{policy.behind} behind" if policy.behind else "up to date"
+    reach = "" if swarm.reachability == "unknown" else f"{swarm.reachability}  "
     given, training, rates = status.given, status.training, status.rates
     refused = ", ".join(f"{number} {reason}" for reason, number in sorted(given.refused.items())) or "none"
     rows = [
         ("state", f"{state.now}{reasons}  {swarm.role} in term {swarm.term}"),
         ("version", f"{policy.version or '-'} ({behind}); swarm {swarm.policy_version or '-'}"),
-        ("network", f"{swarm.reachability}  {swarm.peers_alive} peers ({swarm.peers_relayed} relayed)  "
+        ("network", f"{reach}{swarm.peers_alive} peers ({swarm.peers_relayed} relayed)  "
                     f"up {size(rates.up_bytes_per_s)}/s  down {size(rates.down_bytes_per_s)}/s"),
         ("rollouts", f"{rates.rollout_tokens_per_s:.0f} tokens/s  "
                      f"age p50 {policy.staleness_p50:g} p95 {policy.staleness_p95:g}"),
@@ -114,7 +115,7 @@ def _since(started_at: str, now: datetime) -> str:
 
 
 def peers_text(peers: Sequence[PeerRow]) -> str:
-    header = ("PEER", "NAME", "ROLE", "PATH", "RTT", "VERSION", "GROUPS", "REFUSED", "RECEIVED", "SEEN")
+    header = tuple("PEER NAME ROLE PATH RTT VERSION GROUPS REFUSED TRUST FAULTS RECEIVED SENT SEEN".split())
     rows = [
         (
             short(peer.peer_id),
@@ -125,12 +126,15 @@ def peers_text(peers: Sequence[PeerRow]) -> str:
             peer.version or "-",
             peer.groups,
             peer.refused,
+            "quarantine" if peer.quarantined else f"{peer.trust:.2f}",
+            peer.faults,
             size(peer.received_bytes),
+            size(peer.sent_bytes),
             "now" if peer.seen_s < 2 else span(peer.seen_s),
         )
         for peer in peers
     ]
-    return table(header, rows, right=(4, 6, 7, 8))
+    return table(header, rows, right=(4, 6, 7, 8, 9, 10, 11))
 
 
 def utc_now() -> datetime:

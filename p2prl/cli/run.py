@@ -15,6 +15,7 @@ import click
 from p2prl.errors import ConfigError
 from p2prl.paths import Home
 
+INTERRUPTED = 130
 ROLES = ("full", "rollout", "learner", "relay")
 
 
@@ -38,8 +39,10 @@ def run(
     RECIPE is a recipe's name or file, or an invite (p2prl://...); without it the configured or last one is used.
     """
     from p2prl import config as configs
+    from p2prl.node.disk import check_room
 
     home = Home.locate(ctx.obj.home if ctx.obj else None)
+    check_room(home)
     first = ensure_home(home)
     if role:
         overrides = (*overrides, f"node.role={role}")
@@ -126,8 +129,14 @@ async def _serve(home: Home, settings, origins: dict[str, str], chosen, parent_p
     log = logs.set_up(settings.log.level, file=home.logs / "p2prl.jsonl", ring=node.state.events)
     node.control.logs_source, node.control.origins = log, origins
     loop = asyncio.get_running_loop()
+    signals: list[int] = []
+
+    def stop(number: int) -> None:
+        signals.append(number)
+        node.stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, node.stop)
+        loop.add_signal_handler(number, stop, number)
     if parent_pipe is not None:
         os.set_blocking(parent_pipe, False)
         loop.add_reader(parent_pipe, lambda: _parent_gone(loop, parent_pipe, node))
@@ -137,6 +146,8 @@ async def _serve(home: Home, settings, origins: dict[str, str], chosen, parent_p
         log.close()
         if parent_pipe is not None:
             _remove(home.state.parent)
+    if len(signals) > 1:
+        raise click.exceptions.Exit(INTERRUPTED)  # the drain was cut short
 
 
 def _parent_gone(loop: asyncio.AbstractEventLoop, fd: int, node) -> None:

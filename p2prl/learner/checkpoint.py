@@ -8,6 +8,7 @@ deleted, and the next newest is taken.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from p2prl.learner.policy import Policy
 from p2prl.records import Version
 
 KEEP = 2
+MAX_BEHIND = 100
 _RULE = 1
 
 
@@ -39,39 +41,63 @@ def save(policy: Policy, folder: Path, now: float, keep: int = KEEP) -> Path:
     version = policy.version
     stem = f"{version.step:010d}-{version.hash.hex()[:16]}"
     data, manifest = folder / f"{stem}.safetensors", folder / f"{stem}.json"
+    staged, staged_manifest = folder / f".{data.name}.staged", folder / f".{manifest.name}.staged"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        staged = folder / f".{data.name}.staged"
-        manifest.unlink(missing_ok=True)  # an older one of this very version describes other bytes
         save_file(_tensors(policy), staged)
         digest = _file_hash(staged)
+        manifest.unlink(missing_ok=True)  # an older one of this very version describes other bytes
         _settle(staged, data)
-        content = msgspec.json.encode(Manifest(_RULE, version, data.name, digest, now))
-        staged = folder / f".{manifest.name}.staged"
-        staged.write_bytes(content)
-        _settle(staged, manifest)
+        staged_manifest.write_bytes(msgspec.json.encode(Manifest(_RULE, version, data.name, digest, now)))
+        _settle(staged_manifest, manifest)
         _prune(folder, keep)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors' own when the disk is full
+        for path in (staged, staged_manifest):
+            path.unlink(missing_ok=True)  # what was begun must not keep the disk full
+        _prune(folder, keep)
         raise StoreError(f"can't write a checkpoint in {folder}: {error}; free some space") from error
     return manifest
 
 
 def restore_newest(policy: Policy, folder: Path, wanted: Version | None = None) -> tuple[Version | None, list[str]]:
     """Load the newest whole checkpoint (of `wanted` alone, if given): (its version or None, what is to be said)."""
+    found, notes = _newest(policy, folder, lambda version: wanted is None or version == wanted)
+    if found is None:
+        return None, notes
+    version, masters, moments = found
+    policy.restore(masters, moments, version)
+    return version, notes
+
+
+def restore_moments(policy: Policy, folder: Path) -> tuple[Version | None, list[str]]:
+    """The optimiser's state of the newest whole checkpoint of up to MAX_BEHIND steps before what the policy holds.
+
+    The masters stay: a state some steps old is a better beginning than none, old weights are not.
+    """
+    now = policy.version.step
+    found, notes = _newest(policy, folder, lambda version: now - MAX_BEHIND <= version.step < now)
+    if found is None:
+        return None, notes
+    version, _, moments = found
+    policy.restore({name: master.clone() for name, master in policy.masters.items()}, moments, policy.version)
+    return version, notes
+
+
+Found = tuple[Version, dict[str, Tensor], dict[int, dict[str, Any]]]
+
+
+def _newest(policy: Policy, folder: Path, wanted: Callable[[Version], bool]) -> tuple[Found | None, list[str]]:
     notes: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
-        if wanted is not None and not path.name.startswith(f"{wanted.step:010d}-{wanted.hash.hex()[:16]}"):
-            continue
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-            if wanted is not None and manifest.version != wanted:
+            if not wanted(manifest.version):
                 continue
             masters, moments = _load(policy, folder, manifest)
         except (OSError, msgspec.MsgspecError, SafetensorError, StoreError) as error:
             notes.append(_set_aside(path, str(error)[:200]))
             continue
-        policy.restore(masters, moments, manifest.version)
-        return manifest.version, notes
+        return (manifest.version, masters, moments), notes
     return None, notes
 
 

@@ -6,6 +6,7 @@ the blob store. It ends when the daemon closes the pipe:
     python -m p2prl.learner.learner_process FD
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -21,13 +22,16 @@ from p2prl.learner import checkpoint, messages
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
 from p2prl.learner.policy import Policy
-from p2prl.learner.step import apply_part, compute_part
+from p2prl.learner.score_norms import ScoreNorms
+from p2prl.learner.score_step import needs_score_norms
+from p2prl.learner.step import apply_part, compute_part, objective_options
 from p2prl.objectives.registry import find_objective
 from p2prl.pipes import BlockingPipe, PipeClosed
 from p2prl.recipe import Recipe
 from p2prl.records import PIECE_BYTES, StepInput, StepReport, Version
 
 _NICENESS = 5
+NO_MEMORY = "the learner's memory ran out; free some, or run with --role rollout"
 UNSETTLED = Version(0, 0, bytes(32))
 
 
@@ -37,6 +41,7 @@ class Learner:
     def __init__(self, recipe: Recipe, policy: Policy, blobs: Path, checkpoints: Path) -> None:
         self._recipe, self._policy = recipe, policy
         self._blobs, self._checkpoints = blobs, checkpoints
+        self._has_followed = False
 
     def handle(self, request: messages.Request) -> messages.Reply:
         match request:
@@ -57,23 +62,35 @@ class Learner:
             return messages.Followed(number, version)
         restored, notes = checkpoint.restore_newest(self._policy, self._checkpoints, version)
         if restored is not None:
+            self._has_followed = True
             return messages.Followed(number, version, (*notes, f"{version}: optimiser taken from the checkpoint"))
         self._policy.follow(path, version)
+        if not self._has_followed:  # a process that just began may have lost little: the checkpoint before
+            older, more = checkpoint.restore_moments(self._policy, self._checkpoints)
+            notes = [*notes, *more]
+            if older is not None:
+                notes.append(f"{version}: optimiser taken from the checkpoint of {older}")
+        self._has_followed = True
         return messages.Followed(number, version, tuple(notes))
 
     def _train(self, number: int, step: StepInput) -> messages.Trained:
-        began = time.perf_counter()
+        marks = [time.perf_counter()]
         if step.parent != self._policy.version:
             raise LearnerError(
                 f"the learner holds {self._policy.version}, not the step's parent {step.parent}; follow that first"
             )
         rows = collate(step, self._recipe.learner.max_age)
+        marks.append(time.perf_counter())
         part = merge([compute_part(self._policy, rows, self._recipe)])
+        marks.append(time.perf_counter())
         self._policy.version = UNSETTLED  # until the result is on disk; a failure needs a Follow
         done = apply_part(self._policy, part, self._recipe, step.rho_on)
+        marks.append(time.perf_counter())
         path, content, pieces, state = publish(self._policy, self._blobs)
         version = Version(step.term, step.parent.step + 1, state)
         self._policy.version = version
+        marks.append(time.perf_counter())
+        stages = zip(("batch_s", "gradient_s", "optim_s", "publish_s"), itertools.pairwise(marks), strict=True)
         report = StepReport(
             version=version,
             path=str(path),
@@ -81,10 +98,10 @@ class Learner:
             content_bytes=path.stat().st_size,
             pieces=pieces,
             rho_on=done.rho_on,
-            metrics=done.metrics,
+            metrics=done.metrics | {name: until - since for name, (since, until) in stages},
             num_answers=part.num_answers,
             num_tokens=part.num_tokens,
-            wall_s=time.perf_counter() - began,
+            wall_s=marks[-1] - marks[0],
         )
         return messages.Trained(number, report, (done.skipped,) if done.skipped else ())
 
@@ -117,13 +134,14 @@ def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:
         recipe = Recipe.model_validate_json(setup.recipe_json)
     except ValidationError as error:
         raise LearnerError(f"the daemon sent a recipe that can't be read: {error}") from error
-    find_objective(recipe.objective.name)  # an unknown one is found now, not at the first step
+    objective = find_objective(recipe.objective.name)  # an unknown one is found now, not at the first step
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.load(recipe, Path(setup.models_cache), device)
     learner = Learner(recipe, policy, Path(setup.blobs), Path(setup.checkpoints))
-    notes = ("per-answer score norms aren't computed yet: the baseline is the group's plain mean",)
-    least = recipe.objective.baseline == "min_variance"
-    return learner, messages.Ready(policy.version, device, notes if least else ())
+    slow = needs_score_norms(objective, objective_options(recipe.objective))
+    unknown = ScoreNorms(policy.module).unknown if slow else ""
+    notes = (f"steps are slow: score norms take one backward pass an answer, since {unknown}",) if unknown else ()
+    return learner, messages.Ready(policy.version, device, notes)
 
 
 def main(fd: int) -> int:
@@ -142,6 +160,9 @@ def main(fd: int) -> int:
         except (P2prlError, ImportError, OSError, RuntimeError) as error:
             pipe.send(messages.Failed(-1, str(error)))
             return 1
+        except MemoryError:
+            pipe.send(messages.Failed(-1, NO_MEMORY))
+            return 1
         pipe.send(ready)
         while not isinstance(request := pipe.receive(), messages.Stop):
             pipe.send(_reply(learner, request))
@@ -156,6 +177,8 @@ def _reply(learner: Learner, request: messages.Request) -> messages.Reply:
     # RuntimeError is also how torch says that memory ran out.
     except (P2prlError, ValueError, OSError, RuntimeError) as error:
         return messages.Failed(getattr(request, "id", -1), f"{type(error).__name__}: {error}")
+    except MemoryError:
+        return messages.Failed(getattr(request, "id", -1), NO_MEMORY)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2prl.learner.shared_prompt import continue_prompts, distinct_prompts
 from p2prl.models.load import load_module
 from p2prl.models.tensors import load_into, write_state
 from p2prl.recipe import LearnerSection, Recipe
@@ -28,6 +29,7 @@ class Policy:
 
     def __init__(self, module: torch.nn.Module, learner: LearnerSection, version: Version) -> None:
         self.module, self.version, self._learner = module, version, learner
+        self.shares_prompts = True  # False where layers are to see whole answers, one a row, as score norms must
         self._parameters = dict(module.named_parameters())
         self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.masters = {name: value.detach().float().clone() for name, value in self._parameters.items()}
@@ -72,18 +74,21 @@ class Policy:
     def answer_logits(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """float32 logits [N, V] that predict the tokens at (rows[n], positions[n]) of ids [B, T], padded on the right.
 
-        Causal attention never looks at padding on the right, so no attention mask is needed.
+        Causal attention never looks at padding on the right, so no attention mask is needed. What answers to one
+        prompt have in common is run once where that pays.
         """
         first, last = int(positions.min()), int(positions.max())
-        options: dict[str, Any] = {"input_ids": ids[:, : last + 1], "use_cache": False}
-        shift = 1
-        if self._takes_positions:
-            options["logits_to_keep"] = torch.arange(first - 1, last, device=ids.device)
-            shift = first
         low = self._learner.compute == "bfloat16"
         with torch.autocast(ids.device.type, torch.bfloat16) if low else contextlib.nullcontext():
-            logits = self.module(**options).logits
-        return logits[rows, positions - shift].float()
+            if not self._takes_positions:
+                return self.module(input_ids=ids[:, :last], use_cache=False).logits[rows, positions - 1].float()
+            shared = distinct_prompts(ids[:, :last], first - 1) if self.shares_prompts else None
+            if shared is not None:
+                logits = continue_prompts(self.module, *shared, ids[:, first - 1 : last])
+            else:
+                wanted = torch.arange(first - 1, last, device=ids.device)
+                logits = self.module(input_ids=ids[:, :last], use_cache=False, logits_to_keep=wanted).logits
+        return logits[rows, positions - first].float()
 
     def zero_gradient(self) -> None:
         self.module.zero_grad(set_to_none=True)

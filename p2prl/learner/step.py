@@ -6,9 +6,9 @@ Invariants: only the step's learning rate depends on the effective sample size; 
 skips the step, is counted and said, and leaves the weights as they were.
 """
 
-import inspect
 import math
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,13 +16,15 @@ from torch import Tensor
 from p2prl.learner.collate import Rows, micro_batches
 from p2prl.learner.committee import Part
 from p2prl.learner.policy import Policy
-from p2prl.objectives.batch import Batch, log_ratio, token_log_ratio
+from p2prl.learner.score_norms import ScoreNorms
+from p2prl.learner.score_step import group_batches, needs_score_norms, scored_step
+from p2prl.objectives.batch import Batch, log_ratio
 from p2prl.objectives.ess import EssState, lr_multiplier, usable_rho_on
 from p2prl.objectives.gepo import is_clipped, log_weight
-from p2prl.objectives.registry import Objective, find_objective
+from p2prl.objectives.kl import sampler_kl
+from p2prl.objectives.objective import Objective
+from p2prl.objectives.registry import find_objective
 from p2prl.recipe import ObjectiveSection, Recipe
-
-_LOG_LIMIT = 20.0  # of a token's log-ratio, in metrics only
 
 
 @dataclass(frozen=True)
@@ -43,30 +45,36 @@ class _Tokens:
 def compute_part(policy: Policy, rows: Rows, recipe: Recipe) -> Part:
     """Forward and backward over all micro-batches; the weights stay as they are."""
     objective = find_objective(recipe.objective.name)
-    options = objective_options(recipe.objective)
-    # Sums, not means: the divisor is known when all parts are merged.
-    whole = replace(rows.batch, num_answers=1.0, num_tokens=1.0)
+    options = objective_options(recipe.objective, recipe.sampling.max_new_tokens)
     batch = rows.batch
     part = _summary(rows)
     useful = batch.live.nonzero().flatten().tolist()
     if not useful:
         return part
     policy.zero_gradient()
-    lengths = [int(rows.length[row]) for row in useful]
-    for numbers in micro_batches(lengths, recipe.learner.micro_batch_tokens):
-        picked = torch.tensor([useful[number] for number in numbers], dtype=torch.long)
+    lengths, budget = [int(rows.length[row]) for row in useful], recipe.learner.micro_batch_tokens
+    norms = ScoreNorms(policy.module) if needs_score_norms(objective, options) else None
+    if norms is None:
+        batches = [[numbers] for numbers in micro_batches(lengths, budget)]
+    else:
+        batches = group_batches(lengths, batch.group[useful].tolist(), budget)
+    for pieces in batches:
+        picked = [torch.tensor([useful[number] for number in numbers], dtype=torch.long) for numbers in pieces]
         try:
-            part = _micro_step(policy, rows, whole.split(picked), picked, (objective, options), part)
+            if norms is None:
+                part = _micro_step(policy, rows, picked[0], (objective, options), part)
+            else:
+                part = _scored_micro_step(policy, rows, picked, (objective, options), part, norms)
         except ValueError as error:
             policy.zero_gradient()
             return replace(part, gradient=[], faults=(*part.faults, str(error)))
     return replace(part, gradient=policy.take_gradient())
 
 
-def objective_options(section: ObjectiveSection) -> dict[str, object]:
-    """The recipe's options that its objective takes."""
-    taken = inspect.signature(find_objective(section.name)).parameters
-    options: dict[str, object] = {"clip": section.clip, "baseline": section.baseline}
+def objective_options(section: ObjectiveSection, max_length: int | None = None) -> dict[str, Any]:
+    """The recipe's options that its objective takes; `max_length` in tokens."""
+    taken = find_objective(section.name).options
+    options = {"clip": section.clip, "baseline": section.baseline, "max_length": max_length}
     return {name: value for name, value in options.items() if name in taken}
 
 
@@ -77,9 +85,11 @@ def apply_part(policy: Policy, part: Part, recipe: Recipe, rho_on: float) -> Ste
         rho_on = rho
     rho_on = usable_rho_on(rho_on) if part.num_answers else rho_on
     multiplier = lr_multiplier(rho, rho_on)
+    per = find_objective(recipe.objective.name).per
     if recipe.objective.step_size == "none" and multiplier > 0:
         multiplier = 1.0
-    gradient = [value / max(part.num_answers, 1) for value in part.gradient]
+    divisor = max(part.num_answers if per == "answer" else part.num_tokens, 1)
+    gradient = [value / divisor for value in part.gradient]
     norm = math.sqrt(sum(value.double().square().sum().item() for value in gradient)) if gradient else 0.0
     rate = recipe.learner.learning_rate * multiplier
     skipped = _reason_to_skip(part, rho, norm)
@@ -87,7 +97,7 @@ def apply_part(policy: Policy, part: Part, recipe: Recipe, rho_on: float) -> Ste
         scale = min(1.0, recipe.learner.max_grad_norm / (norm + 1e-6))
         policy.apply([value * scale for value in gradient], rate)
     used = {"lr": 0.0 if skipped else rate, "lr_multiplier": multiplier, "grad_norm": norm, "rho_on": rho_on}
-    return Step(_metrics(part) | used | {"skipped": float(bool(skipped))}, rho_on, skipped)
+    return Step(_metrics(part, per) | used | {"skipped": float(bool(skipped))}, rho_on, skipped)
 
 
 def _reason_to_skip(part: Part, rho: float, norm: float) -> str:
@@ -120,20 +130,55 @@ def _summary(rows: Rows) -> Part:
 
 
 def _micro_step(
-    policy: Policy, rows: Rows, batch: Batch, picked: Tensor, objective: tuple[Objective, dict[str, object]], part: Part
+    policy: Policy, rows: Rows, picked: Tensor, objective: tuple[Objective, dict[str, Any]], part: Part
 ) -> Part:
-    batch = batch.to(policy.device)
+    batch = rows.batch.split(picked).to(policy.device)
     tokens = token_logprobs(policy, rows, batch, picked)
     loss, metrics = objective[0](batch, tokens.logp, **objective[1])
+    # Sums, not means: the divisor is known when all parts are merged.
+    count = batch.num_answers if objective[0].per == "answer" else batch.num_tokens
+    loss = loss * (count or 0.0)
     loss.backward()
-    sums = {**metrics, "loss": loss.item(), **_token_sums(batch, tokens)}
-    clip = objective[1].get("clip")
+    return _with_sums(part, batch, tokens, metrics | {"loss": loss.item()}, objective)
+
+
+def _scored_micro_step(
+    policy: Policy,
+    rows: Rows,
+    pieces: list[Tensor],
+    objective: tuple[Objective, dict[str, Any]],
+    part: Part,
+    norms: ScoreNorms,
+) -> Part:
+    """The same for an objective that wants score norms: `pieces` make up whole groups."""
+    picked = torch.cat(pieces)
+    batch = rows.batch.split(picked).to(policy.device)
+
+    def run(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = token_logprobs(policy, rows, batch.split(chosen), picked[chosen])
+        return tokens.logp, tokens.entropy
+
+    usual, policy.shares_prompts = policy.shares_prompts, False
+    try:
+        numbers = torch.arange(len(picked)).split([len(piece) for piece in pieces])
+        scored = scored_step(norms, run, batch, numbers, objective)
+    finally:
+        policy.shares_prompts = usual
+    metrics = scored.metrics | {"loss": scored.loss}
+    return _with_sums(part, batch, _Tokens(scored.logp, scored.entropy), metrics, objective)
+
+
+def _with_sums(
+    part: Part, batch: Batch, tokens: _Tokens, metrics: dict[str, float], objective: tuple[Objective, dict[str, Any]]
+) -> Part:
+    """`metrics`: shares of the whole batch, and the loss as a sum."""
+    count = {"answer": batch.num_answers or 0.0, "token": batch.num_tokens or 0.0}
+    sums = {name: value * (1.0 if name == "loss" else count[_per(name)]) for name, value in metrics.items()}
+    sums |= _token_sums(batch, tokens)
     return replace(
         part,
         ess=part.ess.merge(EssState.of(log_ratio(batch, tokens.logp))),
-        ess_weights=part.ess_weights.merge(
-            _weights_state(batch, tokens.logp, clip if isinstance(clip, float) else None)
-        ),
+        ess_weights=part.ess_weights.merge(_weights_state(batch, tokens.logp, objective)),
         sums=part.sums | {name: part.sums.get(name, 0.0) + value for name, value in sums.items()},
     )
 
@@ -156,28 +201,34 @@ def token_logprobs(policy: Policy, rows: Rows, batch: Batch, picked: Tensor) -> 
 
 @torch.no_grad()
 def _token_sums(batch: Batch, tokens: _Tokens) -> dict[str, float]:
-    difference = token_log_ratio(batch, tokens.logp).clamp(-_LOG_LIMIT, _LOG_LIMIT).double()
-    k3 = torch.exp(difference) - difference - 1
     return {
-        "kl": torch.where(batch.mask, k3, 0.0).sum().item(),
+        "kl": sampler_kl(batch, tokens.logp).sum().item(),
         "entropy": tokens.entropy.sum().item(),
         "log_ratio": log_ratio(batch, tokens.logp).sum().item(),
     }
 
 
 @torch.no_grad()
-def _weights_state(batch: Batch, logp: Tensor, clip: float | None) -> EssState:
-    """Of the weights as used: a clipped answer weighs 0 and still counts."""
+def _weights_state(batch: Batch, logp: Tensor, objective: tuple[Objective, dict[str, Any]]) -> EssState:
+    """Of the weights as used: a clipped answer weighs 0 and still counts. Raw ratios where GEPO's are not used."""
+    if not objective[0].name.startswith("gepo"):
+        return EssState.of(log_ratio(batch, logp))
     log_weights = log_weight(batch, logp)
-    assert batch.advantage is not None
-    clipped = is_clipped(log_weights.exp(), batch.advantage, clip)
+    options = objective[0].options | objective[1]
+    clipped = is_clipped(batch, log_weights.exp(), options["clip"], options["age_band"])
     return EssState.of(torch.where(clipped, -torch.inf, log_weights)[batch.live])
 
 
-def _metrics(part: Part) -> dict[str, float]:
+def _per(metric: str) -> Literal["answer", "token"]:
+    return "token" if metric.startswith("token_") else "answer"
+
+
+def _metrics(part: Part, per: Literal["answer", "token"]) -> dict[str, float]:
     answers, tokens = max(part.num_answers, 1), max(part.num_tokens, 1)
+    count = {"answer": answers, "token": tokens}
     sums = dict(part.sums)
     given = {
+        "loss": sums.pop("loss", 0.0) / count[per],
         "reward_mean": sums.pop("reward", 0.0) / answers,
         "log_ratio_mean": sums.pop("log_ratio", 0.0) / answers,
         "completion_length": sums.pop("length", 0.0) / answers,
@@ -191,9 +242,9 @@ def _metrics(part: Part) -> dict[str, float]:
         "answers": float(part.num_answers),
         "ess_ratio": _finite(part.ess.rho),
         "ess_ratio_weights": _finite(part.ess_weights.rho),
+        "weight_top_share": _finite(part.ess.top_share),
     }
-    sums.pop("baseline_min_variance", None)
-    return {name: value / answers for name, value in sums.items()} | given
+    return {name: value / count[_per(name)] for name, value in sums.items()} | given
 
 
 def _finite(value: float) -> float:

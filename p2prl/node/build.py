@@ -12,35 +12,36 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from p2prl import __version__
-from p2prl.buffer import admission
+from p2prl.buffer.admission import REASONS
+from p2prl.buffer.standings import Standings
 from p2prl.buffer.store import Store
 from p2prl.clock import SystemClock
 from p2prl.codec import decode
 from p2prl.codec import encode as codec_encode
 from p2prl.config import NodeConfig, SwarmSection
-from p2prl.errors import HomeLocked, P2prlError, PeerError, PreflightFailed
+from p2prl.errors import HomeLocked, P2prlError, PeerError
 from p2prl.events import Ring
 from p2prl.identity import Identity
 from p2prl.learner import messages as learner_messages
 from p2prl.metrics import Metrics
+from p2prl.node import disk
 from p2prl.node.base_model import prepare_base
 from p2prl.node.children import Child
 from p2prl.node.control import Control
-from p2prl.node.election_loop import ElectionLoop
 from p2prl.node.environment_client import EnvironmentClient
-from p2prl.node.membership_loop import HELLO, MembershipLoop
-from p2prl.node.receive_loop import ReceiveLoop
-from p2prl.node.rollout_loop import RolloutLoop
+from p2prl.node.loops import Loops
+from p2prl.node.measures import Measures, sizes_on_disk
+from p2prl.node.membership_loop import HELLO
+from p2prl.node.ports import Ports
+from p2prl.node.restore import restore
 from p2prl.node.snapshot import make_status
 from p2prl.node.state import NodeState
-from p2prl.node.supervisor import Supervisor
-from p2prl.node.train_loop import TrainLoop
-from p2prl.node.weights_loop import WeightsLoop
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 from p2prl.records import WIRE_SCHEMA, Hello, Version
@@ -49,16 +50,15 @@ from p2prl.status import Status, encode
 from p2prl.swarm import election
 from p2prl.swarm.head import Chain
 from p2prl.swarm.membership import Membership
+from p2prl.swarm.metered_transport import MeteredTransport
 from p2prl.swarm.transport import Transport
 from p2prl.web.app import Door, make_app
 from p2prl.web.login import ensure_token
 from p2prl.web.server import Server, listen, port_of, url_of
 
 STATUS_S = 1.0
-PRUNE_S = 60.0
-KEEP_BODIES_S = 600.0  # of trained groups: a losing branch gives them back
-MAX_BODIES_BYTES = 512 * 2**20
 DRAIN_S = 30.0
+DISK_S = 30.0
 
 
 class Node:
@@ -66,31 +66,23 @@ class Node:
 
     def __init__(self, state: NodeState, lock: FileLock, web_socket: socket.socket, child_log: int) -> None:
         self.state, self._lock, self._web_socket = state, lock, web_socket
-        self.supervisor = Supervisor(state.clock, state.emit)
         self.stopping = asyncio.Event()
         self._drain_s = DRAIN_S
         cores = os.cpu_count() or 1
         threads = state.config.limits.threads or max(1, cores // 2)
         single = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "P2PRL_HOME": ""}
         environ = {name: value for name, value in single.items() if value}
-        self.environment = EnvironmentClient(state.recipe, state.home, child_log)
+        environment = EnvironmentClient(state.recipe, state.home, child_log)
         engine = Child("p2prl.rollout.engine_process", (), rollout_messages.Reply, environ=environ, stderr=child_log)
         learner = Child("p2prl.learner.learner_process", (), learner_messages.Reply, environ=environ, stderr=child_log)
-        self._children = (engine, learner)
-        self.election = ElectionLoop(state)
-        self.weights = WeightsLoop(state)
-        self.membership = MembershipLoop(state, state.config.swarm.join, self._probe, self._on_clash)
         self.failure: P2prlError | None = None
-        self._receive: ReceiveLoop | None = None
-        self._rollout: RolloutLoop | None = None
-        self._train: TrainLoop | None = None
-        self._engine, self._learner, self._threads = engine, learner, threads
+        self.loops = Loops(state, Ports(engine, learner, environment), threads, self._probe, self._on_fatal)
+        self.supervisor = self.loops.supervisor
         self.control = Control(state, self.supervisor, self.stop)
         self._server: Server | None = None
 
     def status(self) -> Status:
-        waiting = self._rollout.waiting if self._rollout is not None else ""
-        return make_status(self.state, self.supervisor, waiting, self._train.last if self._train is not None else {})
+        return make_status(self.state, self.supervisor, self.loops.waiting, self.loops.last_step)
 
     def stop(self, timeout_s: float = DRAIN_S) -> None:
         """Begin to drain; a second call ends at once."""
@@ -133,50 +125,38 @@ class Node:
             finally:
                 await transport.stop()
 
-    def _on_clash(self, address: str) -> None:
-        self.failure = PreflightFailed(
-            f"this identity runs elsewhere too, at {address}. Two nodes with one identity disturb each other: stop that "
-            "one, or give this one a home and identity of its own (--home)"
-        )
+    def _on_fatal(self, failure: P2prlError) -> None:
+        """Found after the start: this node must not run like this."""
+        self.failure = failure
         self.stop(0.0)
 
     async def _start(self) -> None:
         state = self.state
         door = Door(token=ensure_token(state.home.token), port=port_of(self._web_socket), hosts=state.config.web.hosts)
-        app = make_app(self.status, self.control, state.events, Metrics(__version__), door)
+        app = make_app(self.status, self.control, state.events, state.measures.metrics, door)
         self._server = Server(app, self._web_socket)
         await self._server.start()
         url = url_of(self._web_socket)
         write_node_file(state.home, url)
-        ready = await self.environment.start()
-        rules = admission.rules_of(state.recipe, ready.tokenizer_hash, ready.stop_ids, ready.num_prompts)
-        await state.transport.start()
-        self._receive = ReceiveLoop(state, self.environment, rules)
-        self._rollout = RolloutLoop(state, self.environment, self._receive, self._engine, self._threads)
-        self._train = TrainLoop(state, self.weights, self.election, self._receive, self._learner)
-        self._train.set_threads(self._threads)
-        await self.membership.dial()
-        self.supervisor.start("membership", self.membership.run)
-        self.supervisor.start("weights", self.weights.run)
-        self.supervisor.start("receive", self._receive.run)
-        self.supervisor.start("admission", self._receive.run_admission)
-        self.supervisor.start("election", self.election.run)
-        if state.can_learn:
-            self.supervisor.start("train", self._train.run)
-        if state.generates:
-            self.supervisor.start("rollout", self._rollout.run)
-        self.supervisor.start("lag", self._watch_lag)
+        for code, (level, message, fix, _) in state.health.items():  # found while the home was opened
+            state.emit("log", level=level, event=message, code=code, fix=fix)
+        await self.loops.start()
         self.supervisor.start("status", self._publish_status)
-        self.supervisor.start("prune", self._prune)
+        self.supervisor.start("disk", self._watch_disk)
 
-    async def _watch_lag(self) -> None:
-        def report(lag_s: float) -> None:
-            self.state.loop_lag_s = lag_s
-
-        await self.supervisor.watch_lag(report)
+    async def _watch_disk(self) -> None:
+        """Its room once a second, what lies there now and then."""
+        state, next_sizes = self.state, 0.0
+        version_bytes = state.base_path.stat().st_size
+        while True:
+            state.note_room(disk.judge(disk.free_bytes(state.home), version_bytes, state.disk_full))
+            if state.now() >= next_sizes:
+                state.measures.disk(await asyncio.to_thread(sizes_on_disk, state.home))
+                next_sizes = state.now() + DISK_S
+            await asyncio.sleep(STATUS_S)
 
     async def _publish_status(self) -> None:
-        state, before = self.state, (0, 0)
+        state, before, alive = self.state, (0, 0), frozenset[str]()
         while True:
             traffic = state.transport.traffic()
             moved = (sum(traffic.sent.values()), sum(traffic.received.values()))
@@ -185,30 +165,28 @@ class Node:
             before = moved
             snapshot = self.status()
             self.control.record(snapshot)
-            self.state.events.publish("status", encode(snapshot))
+            buffered, capacity = snapshot.training.buffered, state.recipe.learner.groups_per_step
+            state.measures.refresh(snapshot, traffic, buffered, capacity)
+            state.measures.machine(state.loop_lag_s, state.skew_s)
+            state.events.publish("status", encode(snapshot))
+            alive, before_alive = state.live() - {state.me}, alive
+            for peer in sorted(alive ^ before_alive):
+                state.events.publish("peer", encode({"peer_id": peer, "alive": peer in alive}))
             if self.control.logs_source is not None:
                 self.control.logs_source.flush()
             await asyncio.sleep(STATUS_S)
-
-    async def _prune(self) -> None:
-        """Keep the store within its bound."""
-        while True:
-            await asyncio.sleep(PRUNE_S)
-            older_than = self.state.clock.unix() - KEEP_BODIES_S
-            await asyncio.to_thread(self.state.store.prune, MAX_BODIES_BYTES, older_than)
 
     async def _drain(self) -> None:
         """Give the batch in hand a moment to be announced; new ones are not drawn any more."""
         self.state.emit("log", level="info", event="draining")
         deadline = self.state.now() + self._drain_s
-        while self._rollout is not None and self.state.generates and self._rollout.waiting != "draining":
-            if self.state.now() >= deadline or self._drain_s == 0.0 or not self._engine.alive:
+        while not self.loops.is_drained:
+            if self.state.now() >= deadline or self._drain_s == 0.0:
                 return
             await asyncio.sleep(0.05)
 
     async def _close(self) -> None:
-        await self.supervisor.stop()
-        await asyncio.gather(*(child.stop() for child in self._children), self.environment.stop())
+        await self.loops.stop()
         await self.state.transport.stop()
         self.state.events.close()
         if self._server is not None:
@@ -224,11 +202,18 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
     try:
         identity = Identity.load(home.identity)
         base_path = await prepare_base(recipe, home)
+        disk.check_room(home, base_path.stat().st_size)
         base = Version(0, 0, bytes.fromhex(recipe.model.hash))
         store = Store.open(home.database, SystemClock().unix())
         events = Ring(first_id=int(SystemClock().unix() * 1000))
         child_log = os.open(home.logs / "children.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         boot_id = secrets.token_bytes(8)
+        metrics = Metrics(__version__, environment=recipe.environment.name, refusals=tuple(REASONS))
+        metrics.start_timestamp.set(SystemClock().unix())
+
+        def on_fault(peer: str, error: PeerError) -> None:
+            state.blame(error, peer)
+
         state = NodeState(
             home=home,
             config=config,
@@ -236,7 +221,12 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
             identity=identity,
             boot_id=boot_id,
             clock=SystemClock(),
-            transport=make_transport(identity, home.identity, config, recipe.swarm_id),
+            transport=MeteredTransport(
+                make_transport(identity, home.identity, config, recipe.swarm_id, on_fault),
+                SystemClock(),
+                up=config.swarm.up or None,
+                down=config.swarm.down or None,
+            ),
             store=store,
             events=events,
             base=base,
@@ -246,7 +236,10 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
             election=election.ElectionState(identity.peer_id, recipe.swarm_id, voted_term=store.voted_term()),
             name=config.node.name or identity.name,
             started_at=SystemClock().unix(),
+            standings=Standings(store.standings()),
+            measures=Measures(metrics),
         )
+        state.transport.on_fault = on_fault
         restore(state)
         return Node(state, lock, listen(config.web.host, config.web.port), child_log)
     except BaseException:  # goes on; the home must be free again
@@ -254,10 +247,16 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         raise
 
 
-def make_transport(identity: Identity, identity_file: Path, config: NodeConfig, swarm: bytes) -> Transport:
+def make_transport(
+    identity: Identity,
+    identity_file: Path,
+    config: NodeConfig,
+    swarm: bytes,
+    on_fault: Callable[[str, PeerError], None] | None = None,
+) -> Transport:
     from p2prl.swarm.libp2p.transport import Libp2pTransport  # imports hivemind: seconds
 
-    return Libp2pTransport(
+    transport = Libp2pTransport(
         identity,
         identity_file,
         host=config.swarm.host,
@@ -265,29 +264,9 @@ def make_transport(identity: Identity, identity_file: Path, config: NodeConfig, 
         prefix=swarm.hex(),
         relay=config.swarm.relay,
     )
-
-
-def restore(state: NodeState) -> None:
-    """Take up the chain where this home left it: manifests, the newest head whose weights are whole, our groups."""
-    from p2prl import codec
-    from p2prl.errors import PeerError
-    from p2prl.records import GroupHeader, Manifest
-    from p2prl.weights.pieces import blob_path
-
-    usable = [codec.ZERO_HASH]
-    for manifest_id, data in state.store.manifests():
-        try:
-            manifest = codec.unseal(data, Manifest, state.swarm).record
-            state.chain.add(manifest_id, manifest)
-        except PeerError:
-            continue  # of another recipe, or its parent is gone: fetched again when needed
-        state.manifests[manifest_id], state.sealed_manifests[manifest_id] = manifest, data
-        if blob_path(state.home.blobs, manifest.content_hash).is_file():
-            usable.append(manifest_id)
-    state.head_id = state.chain.best(usable)
-    for row in state.store.own_waiting():
-        header = GroupHeader(row.id, row.content_bytes, row.version, row.num_answers, row.reward_mean)
-        state.wanted.own(state.me, header, state.now())
+    if on_fault is not None:
+        transport.on_fault(on_fault)
+    return transport
 
 
 def take_lock(home: Home) -> FileLock:

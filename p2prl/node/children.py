@@ -136,4 +136,6 @@ class Child:
 def describe_exit(code: int) -> str:
     if code == -signal.SIGKILL:
         return "killed: most likely the machine ran out of memory"
-    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return f"exit code {code}" if code == 0 else f"exit code {code}; what it said last is in logs/children.log"

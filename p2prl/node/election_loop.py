@@ -6,8 +6,9 @@ In: ticks, leases by gossip, vote requests by call. Out: votes, renewals, who le
 import asyncio
 
 from p2prl import codec
-from p2prl.errors import BadRecord, PeerError
+from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.node.state import NodeState
+from p2prl.node.supervisor import end_tasks
 from p2prl.records import Lease, Vote, VoteReply, VoteRequest
 from p2prl.swarm import election
 
@@ -18,7 +19,7 @@ TOPIC = "lease"
 class ElectionLoop:
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._tasks: set[asyncio.Task] = set()
+        self._tasks: dict[asyncio.Task, None] = {}
         self.changed = asyncio.Event()  # set whenever the leader or our role changed
         state.transport.serve("vote", self.on_vote_request)
         state.transport.subscribe(TOPIC, self.on_gossip)
@@ -27,6 +28,10 @@ class ElectionLoop:
         while True:
             self._decide(election.Tick(self._facts()))
             await asyncio.sleep(TICK_S)
+
+    async def stop(self) -> None:
+        """No call of ours outlives the loops: it would find the store closed."""
+        await end_tasks(self._tasks)
 
     def on_gossip(self, publisher: str, data: bytes) -> None:
         state = self._state
@@ -47,9 +52,16 @@ class ElectionLoop:
     async def on_vote_request(self, peer: str, body: bytes) -> bytes:
         state = self._state
         request = codec.unseal(body, VoteRequest, state.swarm, owner=lambda request: request.candidate).record
+        if request.candidate != peer:
+            raise BadRecord("a vote is asked for by its candidate alone", peer=peer)  # a replay, by somebody else
         self._check_eligible(request.candidate)
         state.membership.heard(request.candidate, state.now())
-        for action in self._decide(election.VoteAsked(request)):
+        try:
+            actions = self._decide(election.VoteAsked(request))
+        except StoreError as error:  # a vote that is not on the disk is not given
+            state.emit("log", level="error", event="no vote", why=str(error)[:200])
+            return codec.encode(VoteReply(b"", str(election.Refusal.NOT_READY), state.sealed_lease))
+        for action in actions:
             match action:
                 case election.Grant(request):
                     return codec.encode(VoteReply(self._vote(request), "", state.sealed_lease))
@@ -69,7 +81,7 @@ class ElectionLoop:
             eligible=state.eligible(),
             head=state.head,
             num_groups=state.num_groups,
-            can_lead=state.can_learn and state.learner_ready and not state.draining,
+            can_lead=state.can_learn and state.learner_ready and not state.draining and not state.disk_full,
             manifest_id=state.head_id,
             lagged=state.loop_lag_s > 1.0,
         )
@@ -94,8 +106,7 @@ class ElectionLoop:
                 sealed = codec.seal(request, self._state.identity, self._state.swarm)
                 for voter in voters:
                     task = asyncio.create_task(self._ask(voter, request, sealed), name=f"ask {voter} for a vote")
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._keep(task)
             case election.BecomeLeader(_, votes):
                 self._state.votes = votes
             case election.Renew(term, sequence):
@@ -108,7 +119,7 @@ class ElectionLoop:
         try:
             body = await state.transport.call(voter, "vote", sealed, timeout_s=state.election.rules.vote_s)
             reply = codec.decode(body, VoteReply)
-            state.membership.heard(voter, state.now())
+            state.membership.answered(voter, state.now())
             vote = None
             if reply.vote:
                 granted = codec.unseal(reply.vote, Vote, state.swarm, owner=lambda vote: vote.voter).record
@@ -117,7 +128,9 @@ class ElectionLoop:
                 vote = reply.vote
             lease = self._unsealed(reply.lease) if reply.lease and vote is None else None
         except PeerError as error:
-            state.blame(error.code)
+            if isinstance(error, Unreachable):
+                state.membership.unanswered(voter)
+            state.blame(error, voter)
             return
         self._decide(election.VoteGiven(request.term, voter, vote, reply.reason, lease))
 
@@ -131,14 +144,17 @@ class ElectionLoop:
         lease = Lease(term, state.me, sequence, state.head, state.head_id, manifest_bytes, state.num_groups)
         state.sealed_lease = codec.seal(lease, state.identity, state.swarm)
         task = asyncio.create_task(self._publish(state.sealed_lease), name="renew the lease")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _publish(self, data: bytes) -> None:
         try:
             await self._state.transport.publish(TOPIC, data)
         except PeerError as error:
-            self._state.blame(error.code)
+            self._state.blame(error)
 
     def _check_eligible(self, peer: str) -> None:
         allowed = self._state.recipe.learner.learners

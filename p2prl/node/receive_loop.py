@@ -8,24 +8,31 @@ standing, never us our loop; a group is admitted once.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from p2prl import codec
 from p2prl.buffer import admission
-from p2prl.errors import BadRecord, P2prlError, PeerError
-from p2prl.node.environment_client import EnvironmentClient
+from p2prl.environments.messages import Judgement
+from p2prl.errors import BadRecord, P2prlError, PeerError, StoreError
+from p2prl.node.announcements import AGAIN_S, TOPIC, announce_again
+from p2prl.node.ports import EnvironmentPort
 from p2prl.node.state import NodeState
-from p2prl.records import Announcement, Group, GroupHeader, Hash, PeerId, Verdict, Wire
+from p2prl.node.supervisor import end_tasks
+from p2prl.node.unplaced import Unplaced
+from p2prl.node.weights_loop import WeightsLoop
+from p2prl.records import Announcement, Count, Group, GroupHeader, Hash, PeerId, Verdict, Version, Wire
 from p2prl.rollout import worker
 from p2prl.rollout.lottery import prompt_index
 from p2prl.swarm import gossip
+from p2prl.swarm.head import is_better
 
-TOPIC = "announce"
 PULL_LIMIT = 256
 DIGEST_S = 3.0
+PASSING = frozenset({"duplicate", "quarantined"})  # refusals that say nothing against the group itself
 VERDICT_BATCH = 256
+MAX_ASKED = 64  # by a new leader, at once
 
 
 class GroupsRequest(Wire, frozen=True):
@@ -42,7 +49,12 @@ class Offer(Wire, frozen=True):
 
 
 class DigestReply(Wire, frozen=True):
+    """What the asker lacks; and the head held here: a leader that was cut off may not have heard of a better one."""
+
     offers: tuple[Offer, ...]
+    head: Version | None = None
+    manifest_id: Hash = codec.ZERO_HASH
+    num_groups: Count = 0
 
 
 class VerdictBatch(Wire, frozen=True):
@@ -50,8 +62,10 @@ class VerdictBatch(Wire, frozen=True):
 
 
 class ReceiveLoop:
-    def __init__(self, state: NodeState, environment: EnvironmentClient, rules: admission.AdmissionRules) -> None:
-        self._state, self._environment, self._rules = state, environment, rules
+    def __init__(
+        self, state: NodeState, environment: EnvironmentPort, rules: admission.AdmissionRules, weights: WeightsLoop
+    ) -> None:
+        self._state, self._environment, self._rules, self._weights = state, environment, rules, weights
         num_prompts = rules.num_prompts
         self._known = admission.Knowledge(
             age_of=state.age_of,
@@ -61,10 +75,12 @@ class ReceiveLoop:
         )
         self._wake = asyncio.Event()
         self._verdicts: dict[str, list[Verdict]] = {}
-        self._pulls: set[asyncio.Task] = set()
+        self._pulls: dict[asyncio.Task, None] = {}
         self._random = random.Random(state.boot_id)
         self.admitted = asyncio.Event()
         self.arrived: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(1024)
+        self._unplaced = Unplaced(state, weights.learn, self.arrived)
+        self._asked_term = 0  # the term of ours in which all were asked for what we missed
         transport = state.transport
         transport.subscribe(TOPIC, self._on_announcement)
         transport.serve_stream("group", self._serve_groups)
@@ -86,8 +102,12 @@ class ReceiveLoop:
             self._wake.clear()
             self._pull_some()
             now = self._state.now()
-            if now >= next_digest:
+            if now >= self._state.announce_at:
+                self._state.announce_at = now + AGAIN_S * self._random.uniform(0.75, 1.25)
+                await announce_again(self._state)
+            if now >= next_digest or self._is_new_leader():
                 next_digest = now + DIGEST_S
+                self._expire()
                 self._offer_unjudged()
                 await self._exchange_digests()
             await self._send_verdicts()
@@ -100,6 +120,11 @@ class ReceiveLoop:
                 batch.append(self.arrived.get_nowait())
             await self._admit(batch)
 
+    async def stop(self) -> None:
+        """End the pulls that are under way."""
+        await end_tasks(self._pulls)
+        await self._unplaced.stop()
+
     def offer_own(self, sealed: bytes) -> None:
         """A group of ours: admitted by the same rules, without a pull."""
         if not self.arrived.full():
@@ -111,15 +136,21 @@ class ReceiveLoop:
         state = self._state
         sealed = codec.unseal(data, Announcement, state.swarm, owner=lambda record: record.maker)
         state.membership.heard(sealed.signer, state.now())
-        state.wanted.heard(sealed.record, state.now())
+        if state.standings.quarantined(sealed.signer, state.clock.unix()):
+            return
+        new = state.wanted.heard(sealed.record, state.now())
+        state.measures.metrics.gossip_duplicates.inc(len(sealed.record.headers) - len(new))
         self._wake.set()
 
     def _pull_some(self) -> None:
         state = self._state
-        for pull in state.wanted.to_pull(state.now(), state.stands_by(), PULL_LIMIT):
+        for pull in state.wanted.to_pull(state.now(), state.stands_by() and not state.disk_full, PULL_LIMIT):
             task = asyncio.create_task(self._pull(pull), name=f"pull from {pull.peer}")
-            self._pulls.add(task)
-            task.add_done_callback(self._pulls.discard)
+            self._pulls[task] = None
+            task.add_done_callback(lambda done: self._pulls.pop(done, None))
+
+    def _expire(self) -> None:
+        state = self._state
         horizon = state.head.step - state.recipe.learner.max_age
         state.wanted.expire(state.now(), 3600.0, max(0, horizon))
 
@@ -136,7 +167,7 @@ class ReceiveLoop:
                     await self.arrived.put((pull.peer, bytes(parts)))
                     parts.clear()
         except PeerError as error:
-            state.blame(error.code)
+            state.blame(error, pull.peer)
         for group_id in wanted:
             state.wanted.failed(group_id, pull.peer, state.now())  # no effect on those that came
         self._wake.set()
@@ -155,15 +186,22 @@ class ReceiveLoop:
     async def _admit(self, batch: list[tuple[str, bytes]]) -> None:
         state = self._state
         examined: list[tuple[codec.Sealed[Group], bytes]] = []
-        for _, data in batch:
+        for peer, data in batch:
             try:
                 sealed = codec.unseal(data, Group, state.swarm, owner=lambda group: group.maker)
             except PeerError as error:
-                state.blame(error.code)
+                state.blame(error)
                 state.counts.refused_here[error.code] = state.counts.refused_here.get(error.code, 0) + 1
                 continue
             state.wanted.have(sealed.id)
-            reason = admission.examine(sealed.record, sealed.id, sealed.signer, self._rules, self._known)
+            reason = ""
+            if sealed.signer != state.me and state.standings.quarantined(sealed.signer, state.clock.unix()):
+                reason = "quarantined"
+            reason = reason or admission.examine(sealed.record, sealed.id, sealed.signer, self._rules, self._known)
+            if reason == "unknown_version":
+                version = self._unknown(sealed.record)
+                if version is not None and self._unplaced.hold(sealed.id, peer, sealed.signer, data, version):
+                    continue
             if reason:
                 self._refuse(sealed, admission.refusal(sealed.id, reason))
             else:
@@ -174,7 +212,24 @@ class ReceiveLoop:
             judgements = await self._environment.judge([sealed.record for sealed, _ in examined])
         except P2prlError as error:
             state.emit("log", level="warning", event="groups not judged", why=str(error)[:200])
+            self._let_come_again(examined)
             return
+        try:
+            self._conclude(examined, judgements)
+        except StoreError:
+            self._let_come_again(examined)
+            raise
+        state.standings.flush(state.store)
+        self.admitted.set()
+
+    def _let_come_again(self, examined: list[tuple[codec.Sealed[Group], bytes]]) -> None:
+        """Those of others: the next digest exchange finds them. Ours are in the store, unjudged."""
+        lost = [sealed.id for sealed, _ in examined if sealed.signer != self._state.me]
+        self._state.wanted.forget(lost)
+        self._state.wanted.reopen(lost)
+
+    def _conclude(self, examined: list[tuple[codec.Sealed[Group], bytes]], judgements: Sequence[Judgement]) -> None:
+        state = self._state
         for (sealed, data), judgement in zip(examined, judgements, strict=True):
             verdict = admission.conclude(sealed.record, sealed.id, judgement)
             if verdict.admitted:
@@ -183,10 +238,20 @@ class ReceiveLoop:
                 )
                 state.store.save_verdict(verdict, state.clock.unix())
                 state.wanted.own(sealed.signer, worker.header(sealed.record, sealed.id, len(data)), state.now())
+                self._judged(sealed, verdict)
                 self._tell(sealed.signer, verdict)
             else:
                 self._refuse(sealed, verdict)
-        self.admitted.set()
+
+    def _unknown(self, group: Group) -> Version | None:
+        return next((version for version in group.versions if self._state.age_of(version) is None), None)
+
+    def _judged(self, sealed: codec.Sealed[Group], verdict: Verdict) -> None:
+        """What a verdict does to its maker's standing, and to our figures."""
+        state, now = self._state, self._state.clock.unix()
+        state.measures.judged(verdict.admitted, verdict.reason, now - sealed.record.made_at)
+        if sealed.signer != state.me and state.standings.judged(sealed.signer, verdict, now):
+            state.emit("log", level="warning", event="peer in quarantine", peer=sealed.signer, why=verdict.reason)
 
     def _seen(self, group_id: bytes) -> bool:
         """Judged here before (ours wait unjudged until we stand by), or trained on."""
@@ -209,6 +274,7 @@ class ReceiveLoop:
         state.counts.refused_here[verdict.reason] = state.counts.refused_here.get(verdict.reason, 0) + 1
         state.store.save_verdict(verdict, state.clock.unix())
         state.wanted.forget((sealed.id,))
+        self._judged(sealed, verdict)
         self._tell(sealed.signer, verdict)
 
     # -- digests and verdicts ---------------------------------------------------------------------------------------
@@ -217,19 +283,29 @@ class ReceiveLoop:
         """Ask two random peers (a new leader: all) what we missed."""
         state = self._state
         others = sorted(state.live() - {state.me})
-        chosen = self._random.sample(others, min(2, len(others)))
+        chosen = others[:MAX_ASKED] if self._is_new_leader() else self._random.sample(others, min(2, len(others)))
+        if state.leads:
+            self._asked_term = state.election.term
         known = [header.id for _, header in state.wanted.known()]
         body = codec.encode(DigestRequest(gossip.digest(known)[:4096]))
-        for peer in chosen:
-            try:
-                reply = codec.decode(await state.transport.call(peer, "digest", body, timeout_s=3.0), DigestReply)
-            except PeerError as error:
-                state.blame(error.code)
-                continue
-            state.membership.heard(peer, state.now())
-            for offer in reply.offers:
-                state.wanted.told(peer, offer.maker, (offer.header,), state.now())
+        await asyncio.gather(*(self._ask_digest(peer, body) for peer in chosen))
         self._pull_some()
+
+    async def _ask_digest(self, peer: str, body: bytes) -> None:
+        state = self._state
+        try:
+            reply = codec.decode(await state.transport.call(peer, "digest", body, timeout_s=3.0), DigestReply)
+        except PeerError as error:
+            state.blame(error, peer)
+            return
+        state.membership.heard(peer, state.now())
+        for offer in reply.offers:
+            state.wanted.told(peer, offer.maker, (offer.header,), state.now())
+        if reply.head is not None and is_better(reply.num_groups, reply.head, state.num_groups, state.head):
+            self._weights.heard_of(reply.manifest_id, peer)
+
+    def _is_new_leader(self) -> bool:
+        return self._state.leads and self._state.election.term != self._asked_term
 
     async def _on_digest(self, peer: str, body: bytes) -> bytes:
         request = codec.decode(body, DigestRequest)
@@ -239,7 +315,7 @@ class ReceiveLoop:
         makers = {header.id: maker for maker, header in held}
         lacking = gossip.missing([header for _, header in held], request.prefixes)
         offers = tuple(Offer(makers[header.id], header) for header in lacking[:256])
-        return codec.encode(DigestReply(offers))
+        return codec.encode(DigestReply(offers, state.head, state.head_id, state.num_groups))
 
     def _tell(self, maker: str, verdict: Verdict) -> None:
         if maker == self._state.me:
@@ -256,12 +332,25 @@ class ReceiveLoop:
             try:
                 await state.transport.call(maker, "verdicts", codec.encode(VerdictBatch(tuple(verdicts))))
             except PeerError as error:
-                state.blame(error.code)
+                state.blame(error, maker)
 
     async def _on_verdicts(self, peer: str, body: bytes) -> bytes:
-        for verdict in codec.decode(body, VerdictBatch).verdicts:
+        batch = codec.decode(body, VerdictBatch)
+        if peer != self._state.election.leader:
+            return b""  # of a leader of before, or of nobody whose verdicts count
+        for verdict in batch.verdicts:
             self._count_verdict(verdict)
+            if peer == self._state.election.leader and not verdict.admitted and verdict.reason not in PASSING:
+                self._give_up(verdict)
         return b""
+
+    def _give_up(self, verdict: Verdict) -> None:
+        """Who trains refused it for good: it waits no longer, and something else may be drawn in its place."""
+        state = self._state
+        row = state.store.group(verdict.group_id)
+        if row is not None and row.own and row.state in ("own", "admitted"):
+            state.store.drop([verdict.group_id], verdict.reason[:64], state.clock.unix())
+            state.wanted.forget([verdict.group_id])
 
     def _count_verdict(self, verdict: Verdict) -> None:
         counts = self._state.counts

@@ -11,6 +11,7 @@ from p2prl.status import rfc3339
 KINDS = {
     "announce": "announce", "lease": "announce", "group": "group", "weights": "weights", "manifests": "weights",
 }  # fmt: skip
+FAILURES = {"rollout": "engine_failed", "train": "learner_failed"}  # loop -> code of its failure
 
 
 def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: dict[str, float]) -> status.Status:
@@ -42,7 +43,7 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
         ),
         state=status.StateStatus(
             now=now,
-            reasons=tuple(sorted({waiting} - {""}) + sorted(state.health)),
+            reasons=tuple(sorted({waiting, *(item.code for item in _health(state, supervisor))} - {""})),
             loops={
                 name: status.LoopStatus(ok=health.ok, restarts=health.restarts, error=health.error)
                 for name, health in supervisor.health.items()
@@ -60,10 +61,11 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
             up_bytes_per_s=state.up_bytes_per_s,
             down_bytes_per_s=state.down_bytes_per_s,
         ),
+        lag=_lag(sorted(supervisor.lags)),
         given=status.GivenStatus(
             groups=state.counts.groups,
             admitted=state.counts.admitted,
-            refused={**state.counts.refused_here},
+            refused=dict(state.counts.refused),
             waiting=state.num_waiting(),
             tokens=state.counts.tokens,
             sent_bytes=sum(state.transport.traffic().sent.values()),
@@ -74,26 +76,26 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
             reward_first=first,
             reward_last=last_reward,
             eval_reward=state.eval_reward,
+            eval_error=state.eval_error if state.eval_reward is not None else None,
             eval_version=str(state.eval_step) if state.eval_reward is not None else "",
             num_groups=state.num_groups,
             buffered=len(state.store.admitted_untrained()),
+            refused=dict(state.counts.refused_here),
             last=dict(metrics),
         ),
         traffic=status.TrafficStatus(**_traffic(state)),
         failover=status.FailoverStatus(
             term_changed_at=tuple(status.TermChange(term=term, at=at) for term, at in state.term_changes)
         ),
-        health=tuple(
-            status.HealthItem(code=code, level=level, message=message, fix=fix, since=rfc3339(since))
-            for code, (level, message, fix, since) in sorted(state.health.items())
-        ),
+        health=_health(state, supervisor),
     )
 
 
 def peer_rows(state: NodeState) -> list[status.PeerRow]:
-    rows = []
+    rows, now = [], state.clock.unix()
     for member in state.membership.members():
-        info = member.info
+        info, peer = member.info, member.peer_id
+        counts, traffic = state.standings.counts(peer), state.transport.with_peer(peer)
         rows.append(
             status.PeerRow(
                 peer_id=member.peer_id,
@@ -104,21 +106,64 @@ def peer_rows(state: NodeState) -> list[status.PeerRow]:
                 version=str(info.held) if info else "",
                 step=info.held.step if info else 0,
                 leader=member.peer_id == state.election.leader,
+                groups=counts.admitted,
+                refused=counts.refused,
+                faults=state.faults.of(peer),
+                trust=round(state.standings.score(peer, now), 3),
+                quarantined=state.standings.quarantined(peer, now),
+                sent_bytes=traffic.sent_bytes,
+                received_bytes=traffic.received_bytes,
                 software=info.software if info else "",
                 seen_s=state.now() - (member.heard_at if member.heard_at is not None else member.since),
             )
         )
+    known = {row.peer_id for row in rows}
+    for peer in state.faults.peers():
+        if peer not in known:  # no member: who did harm is shown all the same
+            traffic = state.transport.with_peer(peer)
+            rows.append(
+                status.PeerRow(
+                    peer_id=peer,
+                    faults=state.faults.of(peer),
+                    sent_bytes=traffic.sent_bytes,
+                    received_bytes=traffic.received_bytes,
+                )
+            )
     return rows
 
 
 def _now(state: NodeState, supervisor: Supervisor) -> str:
     if state.draining:
         return "draining"
+    if any(item.level == "error" for item in _health(state, supervisor)):
+        return "degraded"
     if not state.joined:
         return "joining"
     if state.generates and not state.engine_ready:
         return "starting"
-    return "working" if all(health.ok for health in supervisor.health.values()) else "degraded"
+    return "working"
+
+
+def _health(state: NodeState, supervisor: Supervisor) -> tuple[status.HealthItem, ...]:
+    """What the loops noted, and the loops that failed and are not well again."""
+    items = [
+        status.HealthItem(code=code, level=level, message=message, fix=fix, since=rfc3339(since))
+        for code, (level, message, fix, since) in state.health.items()
+    ]
+    for name, health in supervisor.health.items():
+        if not health.ok:
+            code = FAILURES.get(name, "loop_failed")
+            message = f"the {name} loop failed and is started again: {health.error}"
+            items.append(status.HealthItem(code=code, level="error", message=message, since=rfc3339(health.failed_at)))
+    return tuple(sorted(items, key=lambda item: (item.code, item.message)))
+
+
+def _lag(lags: list[float]) -> status.LagStatus:
+    """Of sorted samples."""
+    if not lags:
+        return status.LagStatus()
+    p50, p99 = (lags[min(len(lags) - 1, int(share * len(lags)))] for share in (0.5, 0.99))
+    return status.LagStatus(p50_s=p50, p99_s=p99, max_s=lags[-1], num_samples=len(lags))
 
 
 def _traffic(state: NodeState) -> dict[str, dict[str, int]]:

@@ -4,24 +4,31 @@ In: verified records from the loops. Out: answers to "who leads", "what is the h
 All of it is touched on the event loop alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl import __version__, logs
+from p2prl.buffer.standings import Standings
 from p2prl.buffer.store import Store
 from p2prl.clock import Clock
 from p2prl.codec import ZERO_HASH
 from p2prl.config import NodeConfig
+from p2prl.errors import PeerError
 from p2prl.events import Ring
 from p2prl.identity import Identity
+from p2prl.metrics import Metrics
+from p2prl.node.disk import Room
+from p2prl.node.measures import Measures
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 from p2prl.records import WIRE_SCHEMA, Manifest, PeerInfo, Version
 from p2prl.swarm import election
+from p2prl.swarm.faults import ORDINARY, Faults
 from p2prl.swarm.gossip import Wanted
 from p2prl.swarm.head import Chain
 from p2prl.swarm.membership import Membership
-from p2prl.swarm.transport import Transport
+from p2prl.swarm.metered_transport import MeteredTransport
 from p2prl.weights.pieces import blob_path
 from p2prl.weights.publish import Parent
 
@@ -36,7 +43,10 @@ class Counts:
     refused_here: dict[str, int] = field(default_factory=dict)  # what we refused of others, by reason
     refused: dict[str, int] = field(default_factory=dict)  # what others refused of ours
     admitted: int = 0  # verdicts on ours
-    peer_errors: dict[str, int] = field(default_factory=dict)
+
+
+def log_line(level: str, event: str, values: dict[str, object]) -> None:
+    getattr(logs.get("node"), level)(event, **values)
 
 
 @dataclass
@@ -47,7 +57,7 @@ class NodeState:
     identity: Identity
     boot_id: bytes
     clock: Clock
-    transport: Transport
+    transport: MeteredTransport
     store: Store
     events: Ring
     base: Version
@@ -57,13 +67,20 @@ class NodeState:
     election: election.ElectionState
     name: str
     started_at: float
+    log: Callable[[str, str, dict[str, object]], None] = log_line  # level, event, values
     wanted: Wanted = field(default_factory=Wanted)
     counts: Counts = field(default_factory=Counts)
+    faults: Faults = field(default_factory=Faults)
+    standings: Standings = field(default_factory=lambda: Standings({}))
+    measures: Measures = field(default_factory=lambda: Measures(Metrics()))
+    skew_s: float = 0.0  # our clock minus the swarm's
+    disk_full: bool = False  # nothing is drawn, pulled, trained or led until there is room
     sealed_manifests: dict[bytes, bytes] = field(default_factory=dict)
     manifests: dict[bytes, Manifest] = field(default_factory=dict)
     head_id: bytes = ZERO_HASH  # the best version whose weights we hold
-    votes: tuple[bytes, ...] = ()  # of our term, until its first manifest
+    votes: tuple[bytes, ...] = ()  # that gave us the term we lead, or led last
     sealed_lease: bytes = b""  # the newest lease heard or sent
+    announce_at: float = 0.0  # when our own waiting groups are announced again
     loop_lag_s: float = 0.0
     joined: bool = False
     draining: bool = False
@@ -75,8 +92,10 @@ class NodeState:
     down_bytes_per_s: float = 0.0
     term_changes: list[tuple[int, float]] = field(default_factory=list)
     eval_reward: float | None = None
+    eval_error: float = 0.0  # standard error of eval_reward
     eval_step: int = 0
     health: dict[str, tuple[str, str, str, float]] = field(default_factory=dict)  # code -> level, message, fix, since
+    _ranked: tuple[int, tuple[str, ...]] | None = None  # changes of the records, candidates by them
 
     @property
     def me(self) -> str:
@@ -124,12 +143,13 @@ class NodeState:
 
     def eligible(self) -> tuple[str, ...]:
         """Live candidates in rank, with us where we may learn."""
-        live = self.live()
-        infos: dict[str, PeerInfo] = {peer: info for peer, info in self.membership.infos().items() if peer in live}
-        infos[self.me] = self.info(0)
+        live, changes = self.live(), self.membership.num_changes
+        if self._ranked is None or self._ranked[0] != changes:  # asked many times a second, changes every few seconds
+            infos = self.membership.infos()
+            infos[self.me] = self.info(0)
+            self._ranked = changes, election.rank(infos, self.swarm)
         allowed = self.recipe.learner.learners
-        ranked = election.rank(infos, self.swarm)
-        return tuple(peer for peer in ranked if not allowed or peer in allowed)
+        return tuple(peer for peer in self._ranked[1] if peer in live and (not allowed or peer in allowed))
 
     def stands_by(self) -> bool:
         """Whether we keep a warm learner and pull bodies: we lead, or are the next in rank."""
@@ -156,27 +176,48 @@ class NodeState:
         return self.chain.age(self.head_id, version)
 
     def num_waiting(self) -> int:
-        """Groups of ours that are in no manifest and young enough to be trained on; older ones are dropped."""
-        waiting, old = 0, []
-        for row in self.store.own_waiting():
-            age = self.age_of(row.version)
-            if age is not None and age <= self.recipe.learner.max_age:
-                waiting += 1
-            else:
-                old.append(row.id)
+        """Groups of ours that are in no manifest and young enough to be trained on."""
+        return sum(1 for row in self.store.own_waiting() if self._is_young(row.version))
+
+    def drop_old(self) -> None:
+        """Give up those of our groups that are too old to be trained on."""
+        old = [row.id for row in self.store.own_waiting() if not self._is_young(row.version)]
         if old:
             self.store.drop(old, "too_old", self.clock.unix())
             self.wanted.forget(old)
-        return waiting
+
+    def _is_young(self, version: Version) -> bool:
+        age = self.age_of(version)
+        return age is not None and age <= self.recipe.learner.max_age
+
+    def note(self, code: str, message: str, fix: str, level: str = "warning") -> None:
+        """What the status says is wrong, until it is popped from `health`."""
+        known = self.health.get(code)
+        if known is None:
+            self.emit("health", code=code, message=message, fix=fix)
+            self.emit("log", level=level, event=message, code=code, fix=fix)
+        self.health[code] = (level, message, fix, known[3] if known else self.clock.unix())
+
+    def note_room(self, room: Room) -> None:
+        """The disk as it is now: a full one is told of, and holds the loops back."""
+        if room.full:
+            fix = f"free some space at {self.home.state} and {self.home.cache}; the node waits and goes on by itself"
+            self.note("disk_full", room.message, fix, "error")
+        elif self.disk_full:
+            del self.health["disk_full"]
+            self.emit("log", level="info", event="the disk has room again", free_bytes=room.free_bytes)
+        self.disk_full = room.full
 
     def emit(self, kind: str, **data: object) -> None:
         """An event for the page; a "log" goes through the log, which feeds the same ring."""
         if kind == "log":
-            level, event = str(data.pop("level")), str(data.pop("event"))
-            getattr(logs.get("node"), level)(event, **data)
+            self.log(str(data.pop("level")), str(data.pop("event")), data)
         else:
             self.events.publish(kind, data)
 
-    def blame(self, code: str) -> None:
-        """Count a peer's fault."""
-        self.counts.peer_errors[code] = self.counts.peer_errors.get(code, 0) + 1
+    def blame(self, error: PeerError, peer: str = "") -> None:
+        """Count a peer's fault; `peer` when the error names none. It is logged once a minute."""
+        peer = error.peer or peer
+        if self.faults.count(error.code, peer, self.now()):
+            level = "debug" if error.code in ORDINARY else "warning"
+            self.emit("log", level=level, event="peer's fault", peer=peer, code=error.code, why=str(error)[:200])

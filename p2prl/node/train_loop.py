@@ -7,12 +7,14 @@ is gossiped, so whoever hears of a version can fetch it; a step whose parent is 
 """
 
 import asyncio
+import math
 
 from p2prl import codec
 from p2prl.buffer import replay
+from p2prl.errors import P2prlError
 from p2prl.learner import messages
-from p2prl.node.children import Child
 from p2prl.node.election_loop import ElectionLoop
+from p2prl.node.ports import ChildPort
 from p2prl.node.receive_loop import ReceiveLoop
 from p2prl.node.state import NodeState
 from p2prl.node.weights_loop import WeightsLoop
@@ -21,11 +23,12 @@ from p2prl.weights.publish import Trained, make_manifest
 
 STEP_TIMEOUT_S = 900.0
 POLL_S = 0.1
+LEAST_S = 1e-3
 
 
 class TrainLoop:
     def __init__(
-        self, state: NodeState, weights: WeightsLoop, election: ElectionLoop, receive: ReceiveLoop, learner: Child
+        self, state: NodeState, weights: WeightsLoop, election: ElectionLoop, receive: ReceiveLoop, learner: ChildPort
     ) -> None:
         self._state, self._weights, self._election, self._receive = state, weights, election, receive
         self._learner = learner
@@ -41,6 +44,7 @@ class TrainLoop:
     async def run(self) -> None:
         state = self._state
         state.learner_ready = False
+        self._weights.settle()
         self._holds = None  # after a failure nobody knows what the learner holds
         while True:
             if not state.stands_by():
@@ -52,7 +56,9 @@ class TrainLoop:
                 await asyncio.sleep(POLL_S * 5)
                 continue
             await self._be_warm()
-            if not state.leads or state.draining:
+            if self._holds != state.head_id:
+                continue  # it moved while the learner followed
+            if not state.leads or state.draining or state.disk_full:
                 await asyncio.sleep(POLL_S)
                 continue
             await self._step_when_full()
@@ -61,7 +67,7 @@ class TrainLoop:
         state = self._state
         if not self._learner.alive:
             self._holds = None
-            await self._learner.start(
+            ready: messages.Ready = await self._learner.start(
                 messages.Setup(
                     recipe_json=state.recipe.model_dump_json(by_alias=True),
                     models_cache=str(state.home.models),
@@ -70,6 +76,7 @@ class TrainLoop:
                     threads=self._threads,
                 )
             )
+            self._tell(ready.notes)
         if self._holds != state.head_id:
             head_id, head, path = state.head_id, state.head, str(state.head_path)
             followed = await self._learner.request(
@@ -89,7 +96,7 @@ class TrainLoop:
             return
         self._receive.admitted.clear()
         try:
-            await asyncio.wait_for(self._receive.admitted.wait(), min(choice.wait_s, POLL_S))
+            await asyncio.wait_for(self._receive.admitted.wait(), min(max(choice.wait_s, LEAST_S), POLL_S))
         except TimeoutError:
             pass
 
@@ -123,10 +130,12 @@ class TrainLoop:
         if state.head_id != parent.id or not state.leads or report.version.term != state.election.term:
             self._holds = None  # another head won meanwhile: the groups wait for the next step
             return
-        self._publish(report, groups, ids)
+        self._publish(report, groups, ids, ages)
         await self._checkpoint_when_due()
 
-    def _publish(self, report: StepReport, groups: list[Group], ids: list[bytes]) -> None:
+    def _publish(
+        self, report: StepReport, groups: list[Group], ids: list[bytes], ages: tuple[tuple[int, ...], ...]
+    ) -> None:
         state = self._state
         trained = [
             Trained(
@@ -134,26 +143,43 @@ class TrainLoop:
             )
             for group_id, group in zip(ids, groups, strict=True)
         ]
-        report.metrics["wall_s"] = report.wall_s
+        now = state.clock.unix()
+        age_p50, age_p95 = replay.age_quantiles(groups, ages, (0.5, 0.95))
+        waited_s = max(0.0, now - report.wall_s - self._last_step_at) if math.isfinite(self._last_step_at) else 0.0
+        report.metrics.update(wall_s=report.wall_s, wait_s=waited_s, age_p50=age_p50, age_p95=age_p95)
+        state.measures.trained(report, [of_group[0] for of_group in ages], now)
         if state.eval_reward is not None:
             report.metrics["eval_reward"] = state.eval_reward
+            report.metrics["eval_error"] = state.eval_error
             report.metrics["eval_step"] = float(state.eval_step)
-        manifest = make_manifest(report, state.parent, state.me, trained, state.votes, state.clock.unix())
+        manifest = make_manifest(report, state.parent, state.me, trained, self._votes(report), now)
         sealed = codec.seal(manifest, state.identity, state.swarm)
         manifest_id = codec.sealed_id(sealed)
         self._weights.keep(manifest_id, manifest, sealed)
         self._weights.adopt(manifest_id)
         self._holds = manifest_id
-        state.votes = ()
         self._election.renew()
+
+    def _votes(self, report: StepReport) -> tuple[bytes, ...]:
+        """The mandate, where the parent is not of our term: also when another branch won over our first version."""
+        parent = self._state.manifests.get(self._state.head_id)
+        if parent is not None and (parent.version.term, parent.learner) == (report.version.term, self._state.me):
+            return ()
+        return self._state.votes
 
     def _tell(self, notes: tuple[str, ...]) -> None:
         for note in notes:
-            self._state.emit("log", level="info", event="learner", note=note)
+            self._state.emit("log", level="warning" if "corrupt" in note else "info", event="learner", note=note)
 
     async def _checkpoint_when_due(self) -> None:
         if self._state.head.step % self._state.recipe.learner.checkpoint_every == 0:
-            await self._learner.request(messages.Checkpoint, timeout_s=STEP_TIMEOUT_S)
+            try:
+                await self._learner.request(messages.Checkpoint, timeout_s=STEP_TIMEOUT_S)
+            except P2prlError as error:
+                if not self._learner.alive:
+                    raise
+                # The versions are what counts, they are published: go on without this checkpoint.
+                self._state.emit("log", level="error", event="no checkpoint", why=str(error)[:300])
 
     def _rho_on(self) -> float:
         manifest = self._state.manifests.get(self._state.head_id)

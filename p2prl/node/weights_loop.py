@@ -7,14 +7,15 @@ until then. Groups of a losing branch go back to the buffer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from itertools import islice
 
 import msgspec
 
 from p2prl import codec
 from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.node.state import NodeState
-from p2prl.records import Lease, Manifest, Wire
+from p2prl.records import Lease, Manifest, Version, Wire
 from p2prl.status import StepRow
 from p2prl.swarm.head import MissingParent
 from p2prl.swarm.mandate import check_mandate
@@ -22,6 +23,7 @@ from p2prl.weights import pieces
 
 MAX_MANIFESTS = 4096
 RETRY_S = 1.0
+SETTLED = 64  # versions whose marks are written again after a failure
 
 
 class ManifestsRequest(Wire, frozen=True):
@@ -29,12 +31,20 @@ class ManifestsRequest(Wire, frozen=True):
 
     head: bytes
     known: tuple[bytes, ...]
+    version: Version | None = None  # given where only the version of the head is known
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A head that somebody told of, and who: asked first for manifests and pieces."""
+
+    manifest_id: bytes
+    holder: str
 
 
 class WeightsLoop:
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._target: Lease | None = None
+        self._target: Target | None = None
         self._wake = asyncio.Event()
         self.adopted = asyncio.Event()  # set with each new head
         state.transport.subscribe("lease", self._on_lease)
@@ -44,34 +54,42 @@ class WeightsLoop:
     def _on_lease(self, publisher: str, data: bytes) -> None:
         lease = codec.unseal(data, Lease, self._state.swarm, owner=lambda lease: lease.leader).record
         if lease.manifest_id != codec.ZERO_HASH and lease.manifest_id != self._state.head_id:
-            self._target = lease
+            self.heard_of(lease.manifest_id, lease.leader)
+
+    def heard_of(self, manifest_id: bytes, holder: str) -> None:
+        """Somebody holds another head: followed when it is the better one."""
+        if holder != self._state.me:
+            self._target = Target(manifest_id, holder)
             self._wake.set()
 
     async def run(self) -> None:
+        self.settle()
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._state.disk_full:
+                continue  # the next lease wakes us again
             target = self._target
-            if target is None or target.leader == self._state.me or target.manifest_id == self._state.head_id:
+            if target is None or target.manifest_id == self._state.head_id:
                 continue
             try:
                 await self._follow(target)
             except PeerError as error:
-                self._state.blame(error.code)
+                self._state.blame(error)
                 self._state.emit("log", level="debug", event="head not followed", why=str(error)[:200])
                 await asyncio.sleep(RETRY_S)
                 self._wake.set()
 
-    async def _follow(self, lease: Lease) -> None:
-        state = self._state
-        if lease.manifest_id not in state.chain:
-            await self._fetch_manifests(lease.manifest_id, (lease.leader, *sorted(state.live() - {state.me})))
-        if state.chain.best((lease.manifest_id, state.head_id)) != lease.manifest_id:
+    async def _follow(self, target: Target) -> None:
+        state, manifest_id, holder = self._state, target.manifest_id, target.holder
+        if manifest_id not in state.chain:
+            await self._fetch_manifests(manifest_id, (holder, *sorted(state.live() - {state.me})))
+        if state.chain.best((manifest_id, state.head_id)) != manifest_id:
             return
-        manifest = state.manifests[lease.manifest_id]
-        await pieces.fetch(state.transport, manifest, lambda: self._holders(lease.leader), state.home.blobs)
-        if state.chain.best((lease.manifest_id, state.head_id)) == lease.manifest_id:
-            self.adopt(lease.manifest_id)
+        manifest = state.manifests[manifest_id]
+        await pieces.fetch(state.transport, manifest, lambda: self._holders(holder), state.home.blobs)
+        if state.chain.best((manifest_id, state.head_id)) == manifest_id:
+            self.adopt(manifest_id)
 
     def _holders(self, leader: str) -> tuple[str, ...]:
         others = sorted(self._state.live() - {self._state.me, leader})
@@ -80,8 +98,20 @@ class WeightsLoop:
     async def _fetch_manifests(self, head: bytes, peers: tuple[str, ...]) -> None:
         """Manifests from `head` back to one that we know, checked and added oldest first."""
         state = self._state
-        known = tuple(dict.fromkeys([state.head_id, *list(state.manifests)[-64:]]))
-        body = codec.encode(ManifestsRequest(head, known))
+        await self._fetch(ManifestsRequest(head, self._known()), peers, lambda: head in state.chain)
+
+    async def learn(self, peers: tuple[str, ...], version: Version) -> None:
+        """The manifests that lead to a version that somebody drew under, from whoever has them. Raises PeerError."""
+        chain = self._state.chain
+        if chain.find(version) is None:
+            request = ManifestsRequest(codec.ZERO_HASH, self._known(), version)
+            await self._fetch(request, peers, lambda: chain.find(version) is not None)
+
+    def _known(self) -> tuple[bytes, ...]:
+        return tuple(dict.fromkeys([self._state.head_id, *list(self._state.manifests)[-64:]]))
+
+    async def _fetch(self, request: ManifestsRequest, peers: tuple[str, ...], done: Callable[[], bool]) -> None:
+        state, body = self._state, codec.encode(request)
         failure: PeerError = Unreachable("nobody gives the manifests of the head")
         for peer in dict.fromkeys(peers):
             try:
@@ -92,7 +122,7 @@ class WeightsLoop:
                         raise BadRecord("more manifests than the limit", peer=peer)
                 for data, sealed in reversed(found):
                     self.keep(sealed.id, sealed.record, data)
-                if head in state.chain:
+                if done():
                     return
             except MissingParent as error:
                 failure = error
@@ -128,6 +158,7 @@ class WeightsLoop:
         if returned:
             state.store.unmark_trained(returned)
             state.wanted.reopen(returned)
+            self._offer_again(returned)
         for link in state.chain.branch(ancestor, manifest_id):
             group_ids = state.manifests[link].group_ids
             state.store.mark_trained(group_ids)
@@ -135,11 +166,33 @@ class WeightsLoop:
         metrics = state.manifests[manifest_id].metrics
         if "eval_reward" in metrics:
             state.eval_reward, state.eval_step = metrics["eval_reward"], int(metrics.get("eval_step", 0))
+            state.eval_error = metrics.get("eval_error", 0.0)
         state.store.save_head(manifest_id)
         for link in state.chain.branch(ancestor, manifest_id)[-16:]:
             state.events.publish("step", step_row(state.manifests[link]))
         self._collect()
         self.adopted.set()
+
+    def _offer_again(self, group_ids: tuple[bytes, ...]) -> None:
+        """Groups of a losing branch whose bodies we have: in digests again; our own are announced again at once."""
+        state = self._state
+        for group_id in group_ids:
+            row = state.store.group(group_id)
+            if row is not None and row.state in ("own", "held", "admitted"):
+                state.wanted.own(row.maker, row.header, state.now())
+        state.announce_at = state.now()
+
+    def settle(self) -> None:
+        """What the chain says goes into the store once more: a full disk or a kill may have come between the two."""
+        state = self._state
+        for manifest_id in islice(state.chain.ancestors(state.head_id), SETTLED):
+            manifest = state.manifests.get(manifest_id)
+            if manifest is not None:
+                version, sealed = manifest.version, state.sealed_manifests[manifest_id]
+                state.store.save_manifest(manifest_id, sealed, version.term, version.step)
+                state.store.mark_trained(manifest.group_ids)
+                state.wanted.forget(manifest.group_ids)
+        state.store.save_head(state.head_id)
 
     def _collect(self) -> None:
         """Drop the files of versions beyond the newest `keep_versions`."""
@@ -155,10 +208,11 @@ class WeightsLoop:
     async def _serve_manifests(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
         request = codec.decode(body, ManifestsRequest)
         state = self._state
-        if request.head not in state.chain:
+        head = request.head if request.version is None else state.chain.find(request.version)
+        if head is None or head not in state.chain:
             raise Unreachable("this node does not know that head")
         known = set(request.known)
-        for count, manifest_id in enumerate(state.chain.ancestors(request.head)):
+        for count, manifest_id in enumerate(state.chain.ancestors(head)):
             if manifest_id in known or manifest_id == codec.ZERO_HASH or count >= MAX_MANIFESTS:
                 return
             yield state.sealed_manifests[manifest_id]

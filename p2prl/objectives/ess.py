@@ -52,6 +52,11 @@ class EssState(msgspec.Struct, frozen=True):
             return math.nan
         return self.sum * self.sum / self.sum2 / self.n
 
+    @property
+    def top_share(self) -> float:
+        """max W / sum W: what one answer has of all the weight; nan when undefined."""
+        return 1 / self.sum if self.n and self.sum > 0 and math.isfinite(self.max) else math.nan
+
 
 def ess_ratio(log_ratio: Tensor) -> float:
     """rho = exp(2 LSE(l) - LSE(2 l)) / B of l [B]; nan when undefined."""

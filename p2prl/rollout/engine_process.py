@@ -25,6 +25,7 @@ from p2prl.rollout.engine import Engine
 from p2prl.rollout.messages import Failed, Generate, Generated, Load, Loaded, Ready, Reply, Request, Setup, Stop
 
 NICENESS = 5
+NO_MEMORY = "memory ran out; free some, or run a recipe with a smaller model"
 
 
 class Pipe(Protocol):
@@ -48,6 +49,9 @@ def main(fd: int) -> int:
             engine = make_engine(setup)
         except (P2prlError, ImportError, OSError, RuntimeError) as error:
             pipe.send(Failed(f"the engine can't start: {error}", fatal=True))
+            return 1
+        except MemoryError:
+            pipe.send(Failed(f"the engine can't start: {NO_MEMORY}", fatal=True))
             return 1
         pipe.send(Ready(engine.name, getattr(engine, "vocab_size", None)))
         serve(engine, pipe)
@@ -119,6 +123,8 @@ def answer(engine: Engine, request: Request) -> Reply:
                 return Failed(f"a {type(request).__name__} is out of place here")
     except EngineError as error:
         return Failed(str(error), request.id if isinstance(request, Load | Generate) else -1)
+    except MemoryError:
+        return Failed(NO_MEMORY, request.id if isinstance(request, Load | Generate) else -1)
 
 
 def _readable(pipe: Pipe) -> bool:

@@ -6,6 +6,7 @@ Invariants: at most `max_in_flight` groups of ours wait for the learner; all ans
 with the recipe's sampling; a prompt index follows from maker, version and counter.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +15,8 @@ from p2prl.environments.messages import JudgeItem, Judgement
 from p2prl.errors import EngineError
 from p2prl.records import Completion, Group, GroupHeader, Prompt, Sampling, Trajectory, Version
 from p2prl.rollout.lottery import prompt_index
+
+AHEAD_S = 0.5
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -37,6 +40,15 @@ class Origin(msgspec.Struct, frozen=True):
 def allowed(made_waiting: int, max_in_flight: int) -> int:
     """How many more groups may be drawn while `made_waiting` of ours are in no manifest and young enough."""
     return max(0, max_in_flight - made_waiting)
+
+
+def draws_at_once(batch_s: float) -> int:
+    """How many batches to have in work when one takes the engine `batch_s`.
+
+    With two the engine never waits for judging, signing and the pipe between batches. Of slow batches that wait is a
+    thousandth, and a second one in the queue would only be old when its turn comes.
+    """
+    return 2 if batch_s < AHEAD_S else 1
 
 
 def next_batch(maker: str, version: Version, counters: Sequence[int], num_prompts: int | None) -> tuple[Draw, ...]:
@@ -96,6 +108,15 @@ def make_group(
 
 def reward_mean(group: Group) -> float:
     return sum(trajectory.reward for trajectory in group.trajectories) / len(group.trajectories)
+
+
+def mean_and_error(rewards: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Mean reward over prompts, and its standard error from how their means differ; `rewards[p][a]` of answer `a`."""
+    means = [math.fsum(of_prompt) / len(of_prompt) for of_prompt in rewards]
+    mean = math.fsum(means) / len(means)
+    if len(means) < 2:
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in means) / (len(means) - 1) / len(means))
 
 
 def header(group: Group, group_id: bytes, content_bytes: int) -> GroupHeader:

@@ -95,6 +95,7 @@ class ElectionState(msgspec.Struct, frozen=True):
     listening_since: float | None = None  # when we began, or last stopped leading
     lease_at: float | None = None  # last renewal heard, or sent while we lead
     not_before: float = 0.0  # we don't ask for votes sooner
+    silent_until: float = 0.0  # we don't vote sooner, not for ourselves either: the votes of an earlier life are unknown
     attempts: int = 0  # failed rounds since the last lease
     outvoted: int = 0  # rounds of these that failed on ALREADY_VOTED: each doubles the step to the next term
     round: Round | None = None
@@ -232,7 +233,7 @@ def _refusal(state: ElectionState, request: VoteRequest, now: float) -> Refusal 
         return Refusal.NOT_NAMED
     if request.term > MAX_TERM:
         return Refusal.BAD_TERM
-    if state.facts is None:
+    if state.facts is None or now < state.silent_until:
         return Refusal.NOT_READY
     if state.role is Role.LEADER:
         return Refusal.LEADING
@@ -256,7 +257,8 @@ def _may_ask(state: ElectionState, facts: Facts, now: float) -> bool:
     if deadline is None or not facts.can_lead or state.me not in facts.eligible:
         return False
     others = [peer for peer in facts.eligible if peer != state.leader or peer == state.me]
-    return now >= max(deadline + others.index(state.me) * state.rules.rank_delay_s, state.not_before)
+    turn = deadline + others.index(state.me) * state.rules.rank_delay_s
+    return now >= max(turn, state.not_before, state.silent_until)
 
 
 def _ask(state: ElectionState, facts: Facts, now: float) -> Decision:

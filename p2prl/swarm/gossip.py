@@ -74,6 +74,7 @@ class Wanted:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the longest known first
         self._by_maker: dict[str, OrderedDict[bytes, None]] = {}
         self._done: OrderedDict[bytes, None] = OrderedDict()
+        self._asked: dict[bytes, None] = {}  # those on their way, and some that came since
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,12 +121,16 @@ class Wanted:
 
         A node that trains or audits nothing (`want` False) pulls nothing.
         """
-        for entry in self._entries.values():
-            if entry.asked and now >= entry.deadline:
+        for group_id in tuple(self._asked):
+            entry = self._entries.get(group_id)
+            if entry is None or not entry.asked:
+                del self._asked[group_id]
+            elif now >= entry.deadline:
+                del self._asked[group_id]
                 self._fail(entry, now)
         if not want:
             return ()
-        room = limit - sum(1 for entry in self._entries.values() if entry.asked)
+        room = limit - len(self._asked)
         ready = [e for e in self._entries.values() if not (e.have or e.given_up or e.asked) and now >= e.next_at]
         ready.sort(key=lambda e: (-e.header.version.step, e.heard_at, e.header.id))
         batches: dict[str, list[GroupHeader]] = {}
@@ -133,6 +138,7 @@ class Wanted:
             # The maker first; who failed least next; ties by the order in which they were learnt.
             peer = min(entry.sources, key=lambda source: entry.sources[source])
             entry.asked = peer
+            self._asked[entry.header.id] = None
             entry.deadline = now + self._rules.pull_s
             batches.setdefault(peer, []).append(entry.header)
         size = self._rules.batch

@@ -52,6 +52,10 @@ def order_key(num_groups: int, version: Version) -> OrderKey:
     return num_groups, version.term, version.step, -int.from_bytes(version.hash, "big")
 
 
+def is_better(num_groups: int, version: Version, than_groups: int, than: Version) -> bool:
+    return order_key(num_groups, version) > order_key(than_groups, than)
+
+
 class Chain:
     """The tree of one swarm, from its base version.
 

@@ -3,8 +3,9 @@
 In: "this peer was heard", verified directory records, round-trip samples, paths; monotonic seconds. Out: the live set
 that elections count, the records of known peers, addresses worth keeping on disk.
 
-Invariants: a directory record never makes a peer alive (records outlive their peer), only `heard` does; the table is
-bounded; a record of an older sequence, or of a boot that was already superseded, changes nothing.
+Invariants: a directory record never makes a peer alive (records outlive their peer), only `heard` does, and a peer that
+gossips but answers no call is not live either: elections would wait for its vote for ever; the table is bounded; a
+record of an older sequence, or of a boot that was already superseded, changes nothing.
 """
 
 from enum import StrEnum
@@ -22,6 +23,10 @@ class MembershipRules(msgspec.Struct, frozen=True):
     gone_s: float = 30.0
     forget_s: float = 3600.0  # a peer not heard for so long leaves the table, its addresses with it
     max_peers: int = 1024
+    greet_after_s: float = 1.5  # so long without a word, and we call
+    greet_least: int = 8  # called in each round, whoever was heard: clocks and round trips are measured by it
+    greet_gone: int = 4  # of those that are gone, in turn
+    mute_after: int = 2  # unanswered calls in a row, and it is not live, however much it gossips
 
 
 class Liveness(StrEnum):
@@ -51,6 +56,7 @@ class Member(msgspec.Struct, frozen=True):
     rtt_s: float | None = None
     path: str = ""
     old_boots: tuple[bytes, ...] = ()
+    num_unanswered: int = 0  # calls of ours in a row
 
 
 class Membership:
@@ -61,6 +67,7 @@ class Membership:
         self._boot_id = boot_id
         self._rules = rules or MembershipRules()
         self._members: dict[str, Member] = {}
+        self.num_changes = 0  # of the records: who goes by them looks again when it has risen
 
     def heard(self, peer: str, now: float) -> bool:
         """A message or answer came from `peer`. True when it was not alive before."""
@@ -90,11 +97,25 @@ class Membership:
         elif known is not None:
             old_boots = (*old_boots, known.boot_id)[-KEPT_BOOTS:]
         self._members[info.peer_id] = msgspec.structs.replace(member, info=info, old_boots=old_boots)
+        self.num_changes += 1
         return Recorded.NEW if known is None else Recorded.UPDATED
+
+    def answered(self, peer: str, now: float) -> None:
+        """A call of ours, whatever it was."""
+        self.heard(peer, now)
+        member = self._members.get(peer)
+        if member is not None and member.num_unanswered:
+            self._members[peer] = msgspec.structs.replace(member, num_unanswered=0)
+
+    def unanswered(self, peer: str) -> None:
+        """A call of ours ran into its deadline."""
+        member = self._members.get(peer)
+        if member is not None:
+            self._members[peer] = msgspec.structs.replace(member, num_unanswered=member.num_unanswered + 1)
 
     def measured(self, peer: str, rtt_s: float, now: float) -> None:
         """A round trip that took `rtt_s`; the peer was heard by it."""
-        self.heard(peer, now)
+        self.answered(peer, now)
         member = self._members.get(peer)
         if member is not None and rtt_s >= 0:
             smooth = rtt_s if member.rtt_s is None else member.rtt_s + RTT_WEIGHT * (rtt_s - member.rtt_s)
@@ -113,9 +134,13 @@ class Membership:
         return Liveness.GONE if member is None else self._liveness(member, now)
 
     def live(self, now: float, within_s: float | None = None) -> frozenset[str]:
-        """Peers heard in the last `within_s` (`alive_s` by default), and ourselves."""
+        """Peers heard in the last `within_s` (`alive_s` by default) that answer, and ourselves."""
         window_s = self._rules.alive_s if within_s is None else within_s
-        heard = [m.peer_id for m in self._members.values() if m.heard_at is not None and now - m.heard_at <= window_s]
+        heard = [
+            m.peer_id
+            for m in self._members.values()
+            if m.heard_at is not None and now - m.heard_at <= window_s and m.num_unanswered < self._rules.mute_after
+        ]
         return frozenset([self.me, *heard])
 
     def members(self) -> tuple[Member, ...]:
@@ -134,7 +159,21 @@ class Membership:
         lost = tuple(m.peer_id for m in self.members() if now - _last(m) > self._rules.forget_s)
         for peer in lost:
             del self._members[peer]
+            self.num_changes += 1
         return lost
+
+    def to_greet(self, now: float, round_number: int) -> tuple[str, ...]:
+        """Whom to call in this round, the longest silent first, then some of the gone ones in turn.
+
+        Who was heard of late needs no call: in a large swarm gossip and others' calls keep most of it alive.
+        """
+        rules, members = self._rules, self.members()
+        here = [m for m in members if now - _last(m) <= rules.gone_s]
+        here.sort(key=lambda m: (m.heard_at is not None, _last(m), m.peer_id))
+        due = [m for i, m in enumerate(here) if i < rules.greet_least or now - _last(m) > rules.greet_after_s]
+        gone = [m for m in members if now - _last(m) > rules.gone_s]
+        turn = (round_number * rules.greet_gone) % max(1, len(gone))
+        return tuple(m.peer_id for m in (*due, *[*gone, *gone][turn : turn + min(rules.greet_gone, len(gone))]))
 
     def good_addresses(self, limit: int = 32) -> tuple[str, ...]:
         """To save and dial at the next start: of peers that we heard ourselves, the last heard first, direct ones
@@ -161,6 +200,7 @@ class Membership:
             if self._liveness(weakest, now) is Liveness.ALIVE:
                 return None
             del self._members[weakest.peer_id]
+            self.num_changes += 1
         member = self._members[peer] = Member(peer, now)
         return member
 

@@ -64,6 +64,10 @@ class Quota:
         volume.give_back(num_bytes)
         return Ruling(Ruled.IGNORE, reason=f"{reason}, and {wait_s:.0f} s behind: ask less often")
 
+    def spend(self, peer: str, num_bytes: int, now: float) -> float:
+        """Bytes of a reply that was let in: how many seconds to wait with them."""
+        return self._of(peer, now)[1].take(num_bytes, now)
+
     def __len__(self) -> int:
         return len(self._buckets)
 

@@ -6,6 +6,7 @@ Invariant: only hashes and announced capacities count, never who computes it or 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Protocol
 
 from blake3 import blake3
@@ -39,5 +40,6 @@ def electorate(swarm: bytes, term: int, members: Iterable[str], size: int) -> tu
     return tuple(peer for _, peer in nearness[:size])
 
 
+@lru_cache(maxsize=4096)
 def _place(swarm: bytes, peer: str) -> bytes:
     return blake3(swarm + peer.encode()).digest()

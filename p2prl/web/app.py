@@ -112,13 +112,13 @@ class Counted:
     """Counts requests by route and code; unknown paths are one label, so that nobody can make new series."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
-        self._app, self._metrics, self._routes = app, metrics, routes
+        self._app, self._metrics, self.routes = app, metrics, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 path = scope["path"]
-                route = path if path in self._routes else "/static" if path.startswith("/static/") else "other"
+                route = path if path in self.routes else "/static" if path.startswith("/static/") else "other"
                 self._metrics.http_requests.labels(route, str(message["status"])).inc()
             await send(message)
 

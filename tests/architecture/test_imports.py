@@ -24,3 +24,12 @@ def test_the_daemon_side_of_hivemind_stays_out_of_the_simulated_transport() -> N
     script = "import sys, p2prl.swarm.memory_transport; print('hivemind' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False False"
+
+
+def test_a_simulated_swarm_needs_neither_torch_nor_hivemind_nor_a_loop_of_its_own() -> None:
+    script = (
+        "import sys, p2prl.simulate.swarm\n"
+        "print([name for name in ('torch', 'transformers', 'hivemind', 'async_solipsism') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,20 @@ LOCAL = ("swarm.host=127.0.0.1", "swarm.port=0", "web.port=0", "limits.threads=1
 class Running:
     """One `p2prl run`."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, log_file: Path) -> None:
+        self.home, self._log_file = home, log_file
         self.process: subprocess.Popen | None = None
 
-    def start(self, *args: str, recipe: str = "addition") -> "Running":
-        command = [sys.executable, "-m", "p2prl", "--home", str(self.home), "run", recipe, *args]
+    def start(
+        self, *args: str, recipe: str = "addition", launcher: Sequence[str] = (sys.executable, "-m", "p2prl")
+    ) -> "Running":
+        """`launcher` comes before the arguments of `p2prl`: a skewed clock, another network namespace."""
+        command = [*launcher, "--home", str(self.home), "run", recipe]
         for value in LOCAL:
             command += ["--set", value]
+        command += args
         self.home.mkdir(exist_ok=True)
-        with (self.home / "test.log").open("ab") as log:
+        with self._log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -41,7 +47,7 @@ class Running:
 
     @property
     def log(self) -> str:
-        return (self.home / "test.log").read_text(errors="replace")
+        return self._log_file.read_text(errors="replace")
 
     def status(self) -> dict[str, Any]:
         try:
@@ -49,8 +55,20 @@ class Running:
         except (P2prlError, OSError):
             return {}
 
+    def health(self) -> dict[str, dict[str, str]]:
+        """What the status says is wrong, by code."""
+        return {item["code"]: item for item in self.status().get("health", [])}
+
+    def now(self) -> str:
+        return self.status().get("state", {}).get("now", "")
+
     def step(self) -> int:
         return self.status().get("training", {}).get("step", 0)
+
+    def step_at_rest(self) -> int:
+        """The newest version in the store of a node that does not run."""
+        with closing(sqlite3.connect(self.home / "state" / "node.db")) as database:
+            return database.execute("SELECT MAX(step) FROM manifests").fetchone()[0]
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -80,11 +98,12 @@ class Running:
 
 
 @pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
+def make_node(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """`make(name)`, or `make(name, home)` for a home elsewhere; the log stays in `tmp_path`."""
     nodes: list[Running] = []
 
-    def make(name: str) -> Running:
-        nodes.append(Running(tmp_path / name))
+    def make(name: str, home: Path | None = None) -> Running:
+        nodes.append(Running(home or tmp_path / name, tmp_path / f"{name}.log"))
         return nodes[-1]
 
     yield make

@@ -1,9 +1,5 @@
-"""The network over hivemind's p2pd and DHT; the only room that imports hivemind (seconds, and torch with it)."""
+"""The network over hivemind's p2pd and DHT; the only room that imports hivemind, and that without its trainers."""
 
-import os
-import warnings
+from p2prl.swarm.libp2p.lean import import_hivemind
 
-os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")  # hivemind reads it once, when it is imported
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its deprecations are not the user's to repair
-    import hivemind as hivemind
+import_hivemind()

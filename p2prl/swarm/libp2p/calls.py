@@ -8,6 +8,7 @@ every swarm speaks (methods that begin with p2prl/), so a restarted p2pd knows a
 # pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -64,13 +65,18 @@ class Calls:
         return answer
 
     async def _answer(self, protocol: str, peer: str, data: bytes) -> bytes:
-        method, body = wire.decode_request(data)
-        handler = self._handlers.get(method)
-        # A method is served on its own protocol only, else another swarm could reach this one's.
-        if handler is None or method.startswith(wire.SHARED) != (protocol == self._shared):
-            raise wire.unknown_method(method)
-        self._ledger.received(method, len(data))
-        async with self._slots.slot(peer):
+        async with contextlib.AsyncExitStack() as slot:
+            try:
+                method, body = wire.decode_request(data)
+                handler = self._handlers.get(method)
+                # A method is served on its own protocol only, else another swarm could reach this one's.
+                if handler is None or method.startswith(wire.SHARED) != (protocol == self._shared):
+                    raise wire.unknown_method(method)
+                self._ledger.received(method, len(data))
+                await slot.enter_async_context(self._slots.slot(peer))
+            except PeerError as error:
+                self._ledger.on_fault(peer, error)
+                raise
             try:
                 reply = await handler(peer, body)
             except PeerError:

@@ -106,6 +106,8 @@ class Topics:
         self._ledger.received(topic, len(message.data))
         if len(message.data) > MAX_TOPIC_BYTES:
             self.refused[TooLarge.code] += 1
+            size = f"a message of {len(message.data)} bytes is over the limit of {MAX_TOPIC_BYTES}"
+            self._ledger.on_fault(publisher, TooLarge(size, peer=publisher))
             return
         for handler in self._handlers[topic]:
             try:

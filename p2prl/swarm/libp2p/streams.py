@@ -118,7 +118,11 @@ class Streams:
         writer: asyncio.StreamWriter,
     ) -> None:
         try:
-            request = await asyncio.wait_for(_read_request(reader), REQUEST_TIMEOUT_S)
+            try:
+                request = await asyncio.wait_for(_read_request(reader), REQUEST_TIMEOUT_S)
+            except PeerError as error:
+                self._ledger.on_fault(peer, error)
+                raise
             try:
                 await self._items(protocol, peer, request, reader, writer)
             except PeerError as error:
@@ -136,17 +140,10 @@ class Streams:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        method, body = wire.decode_request(request)
-        handler = self._handlers.get(method)
-        if handler is None or method.startswith(wire.SHARED) != (protocol == self._shared):
-            raise wire.unknown_method(method)
-        self._ledger.received(method, len(request))
         total, digest = 0, blake3()
-        async with (
-            self._slots.slot(peer),
-            contextlib.aclosing(_guarded(handler, peer, body, method)) as made,
-            contextlib.aclosing(_until_gone(made, reader)) as items,
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            method, made = await self._accept(stack, protocol, peer, request)
+            items = await stack.enter_async_context(contextlib.aclosing(_until_gone(made, reader)))
             async for item in items:
                 if len(item) > MAX_ITEM_BYTES:
                     raise TooLarge(f"an item of {len(item)} bytes is over the limit of {MAX_ITEM_BYTES}")
@@ -156,6 +153,23 @@ class Streams:
                 self._ledger.sent(method, len(item))
             mark = _LENGTH.pack(END) + _SUM.pack(total, digest.digest())
             await asyncio.wait_for(_write(writer, mark), SEND_ITEM_TIMEOUT_S)
+
+
+    async def _accept(
+        self, stack: contextlib.AsyncExitStack, protocol: str, peer: str, request: bytes
+    ) -> tuple[str, AsyncGenerator[bytes, None]]:
+        """The method and its handler's items, in a slot of the peer's; what is refused here is told of."""
+        try:
+            method, body = wire.decode_request(request)
+            handler = self._handlers.get(method)
+            if handler is None or method.startswith(wire.SHARED) != (protocol == self._shared):
+                raise wire.unknown_method(method)
+            self._ledger.received(method, len(request))
+            await stack.enter_async_context(self._slots.slot(peer))
+        except PeerError as error:
+            self._ledger.on_fault(peer, error)
+            raise
+        return method, await stack.enter_async_context(contextlib.aclosing(_guarded(handler, peer, body, method)))
 
 
 class _Received:

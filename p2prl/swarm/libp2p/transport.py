@@ -9,12 +9,12 @@ p2pd: a new p2pd gets them all again, so they outlive its death.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from hivemind.dht.storage import DHTLocalStorage
 
-from p2prl.errors import PreflightFailed, Unreachable
+from p2prl.errors import PeerError, PreflightFailed, Unreachable
 from p2prl.identity import Identity
 from p2prl.swarm import addresses as address_text
 from p2prl.swarm.libp2p import bootstrap, faults, watch
@@ -81,6 +81,10 @@ class Libp2pTransport:
     @property
     def peer_id(self) -> str:
         return self._settings.identity.peer_id
+
+    def on_fault(self, handler: Callable[[str, PeerError], None]) -> None:
+        """`handler(peer, error)` hears of every request and message that is refused before it reaches its handler."""
+        self._ledger.on_fault = handler
 
     async def start(self) -> None:
         if self._tasks:

@@ -133,7 +133,7 @@ function overview() {
     <section><h2>State</h2><p role="status"><span id="state" class="badge ${colour[now.now] ?? 'warn'}">${now.now}</span>
         ${now.reasons.map((reason) => reason.replaceAll('_', ' ')).join(', ')} ${now.until ? `until ${time(now.until)}` : ''}</p>
       <dl>${row('role', `${node.role}, ${swarm.role}`)}${row('version', `${policy.version} (${policy.behind} behind)`)}
-        ${row('peers', `${swarm.peers_alive} (${swarm.peers_relayed} relayed), ${swarm.reachability}`)}
+        ${row('peers', `${swarm.peers_alive} (${swarm.peers_relayed} relayed)${swarm.reachability === 'unknown' ? '' : ', ' + swarm.reachability}`)}
         ${row('up', html`${duration(node.started_at)}`)}
         ${row('traffic', `up ${bytes(rates.up_bytes_per_s)}/s, down ${bytes(rates.down_bytes_per_s)}/s`)}
         ${row('generating', `${number(rates.rollout_tokens_per_s)} tokens/s`)}</dl></section>
@@ -160,12 +160,14 @@ function peers() {
   return html`<h1>Peers</h1><section class="scroll"><table><caption class="dim">Names are the peers' own words.</caption>
     <thead><tr><th scope="col">Peer</th><th scope="col">Name</th><th scope="col">Role</th><th scope="col">Path</th>
       <th scope="col" class="num">Round trip</th><th scope="col">Version</th><th scope="col" class="num">Groups</th>
-      <th scope="col" class="num">Refused</th><th scope="col" class="num">Received</th><th scope="col" class="num">Sent</th>
+      <th scope="col" class="num">Refused</th><th scope="col" class="num">Trust</th><th scope="col" class="num">Faults</th><th scope="col" class="num">Received</th><th scope="col" class="num">Sent</th>
       <th scope="col">Seen</th></tr></thead>
     <tbody>${state.peers.map((peer) => html`<tr><td><code title=${peer.peer_id}>${short(peer.peer_id)}</code></td>
       <td class="text">${peer.name}</td><td>${peer.role}${peer.leader ? ', leader' : ''}</td><td>${peer.path}</td>
       <td class="num">${peer.rtt_s === null ? '-' : seconds(peer.rtt_s)}</td><td><code>${peer.version}</code></td>
-      <td class="num">${peer.groups}</td><td class="num">${peer.refused}</td><td class="num">${bytes(peer.received_bytes)}</td>
+      <td class="num">${peer.groups}</td><td class="num">${peer.refused}</td>
+      <td class="num">${peer.quarantined ? html`<span class="bad">quarantine</span>` : peer.trust.toFixed(2)}</td>
+      <td class="num">${peer.faults}</td><td class="num">${bytes(peer.received_bytes)}</td>
       <td class="num">${bytes(peer.sent_bytes)}</td><td>${peer.seen_s < 2 ? 'now' : seconds(peer.seen_s)}</td></tr>`)}</tbody></table>
     ${state.peers.length ? nothing : html`<p>No peers yet.</p>`}</section>`;
 }

@@ -85,3 +85,84 @@ def _insert_then_fail(database: Database) -> None:
 def _made(path: Path) -> Path:
     path.parent.mkdir()
     return path
+
+
+def test_a_full_disk_is_a_store_error_and_loses_nothing(small_disk) -> None:
+    disk = small_disk(4)
+    database, _ = open_database(disk.path / "store.db", 1.0)
+    insert = "INSERT INTO series VALUES (?, 1.0, 1.0)"
+    database.run(insert, ("before",))
+    disk.fill()
+    with pytest.raises(StoreError, match="full.*free some disk space"):
+        database.run_each(insert, [(f"{number}" * 100,) for number in range(20_000)])
+    with database.durable(), pytest.raises(StoreError), database.transaction():
+        database.run_each(insert, [(f"{number}" * 100,) for number in range(20_000)])
+    assert database.run("SELECT name FROM series") == [("before",)]
+    disk.free()
+    database.run(insert, ("after",))
+    database.close()
+    database, notice = open_database(disk.path / "store.db", 2.0)
+    assert notice == ""
+    assert database.run("SELECT name FROM series ORDER BY rowid") == [("before",), ("after",)]
+    database.close()
+
+
+def test_a_file_on_a_full_disk_is_opened_or_left_alone(small_disk) -> None:
+    """Never set aside: nothing is wrong with it."""
+    disk = small_disk(4)
+    path = disk.path / "store.db"
+    database, _ = open_database(path, 1.0)
+    database.run("INSERT INTO series VALUES ('kept', 1.0, 1.0)")
+    database.close()
+    disk.fill()
+    try:
+        database, notice = open_database(path, 2.0)
+    except StoreError as error:
+        assert "check the disk's space" in str(error)
+    else:
+        assert notice == ""
+        database.close()
+    disk.free()
+    database, notice = open_database(path, 3.0)
+    assert (notice, database.run("SELECT name FROM series")) == ("", [("kept",)])
+    database.close()
+
+
+def test_what_can_be_read_of_a_corrupt_file_is_kept(path: Path) -> None:
+    """Manifests and addresses prove themselves when they are used; votes and counters don't."""
+    database, _ = open_database(path, 1.0)
+    for number in range(50):
+        values = (bytes([number]) * 32, b"sealed" * 200, 1, number, b"")
+        database.run("INSERT INTO manifests VALUES (?, ?, ?, ?, ?)", values)
+    database.run("INSERT INTO addresses (address) VALUES ('/ip4/1.2.3.4/tcp/1')")
+    database.run("INSERT INTO marks VALUES ('voted_term', 7)")
+    database.run_each("INSERT INTO series VALUES ('x', ?, 1.0)", [(float(t),) for t in range(5000)])
+    database.close()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = b"\xff" * (len(content) - len(content) // 2)
+    path.write_bytes(content)
+    database, notice = open_database(path, 2.0)
+    ((count,),) = database.run("SELECT COUNT(*) FROM manifests")
+    assert 0 < count <= 50
+    assert f"with {count} versions of the old one" in notice
+    assert database.run("SELECT address FROM addresses") == [("/ip4/1.2.3.4/tcp/1",)]
+    assert database.run("SELECT * FROM marks") == []
+    database.close()
+
+
+def test_a_large_file_that_failed_in_use_is_checked_at_the_next_start(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("p2prl.buffer.database.QUICK_CHECK_BYTES", 0)  # every file counts as large
+    database, _ = open_database(path, 1.0)
+    database.run_each("INSERT INTO series VALUES ('x', ?, 1.0)", [(float(t),) for t in range(5000)])
+    database.close()
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + b"\xff" * (len(content) // 2))
+    database, notice = open_database(path, 2.0)
+    assert notice == ""
+    with pytest.raises(StoreError, match="start again"):
+        database.run("SELECT SUM(value) FROM series")
+    database.close()
+    database, notice = open_database(path, 3.0)
+    assert "was corrupt" in notice
+    database.close()
+    assert open_database(path, 4.0)[1] == ""

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl import recipe
-from p2prl.buffer.replay import Entry, ReplayRules, choose, rules_of
+from p2prl.buffer.replay import Entry, ReplayRules, age_quantiles, choose, rules_of
+from p2prl.records import Segment, Trajectory
+from tests.factories import completion, group, version
 
 RULES = ReplayRules(groups_per_step=4, longest_wait_s=10.0, max_age=5)
 
@@ -56,6 +58,14 @@ def test_the_youngest_go_first_and_of_those_the_newest() -> None:
     assert numbers(choose(found, 2.0, RULES).batch) == [4, 3, 2, 5]
 
 
+def test_a_maker_whose_groups_grew_old_is_not_starved_by_fresh_ones() -> None:
+    fresh = [entry(number, "a") for number in range(8)] + [entry(10 + number, "b") for number in range(8)]
+    old = [entry(20 + number, "c", age=5 - number % 2) for number in range(4)]
+    batch = numbers(choose([*fresh, *old], 0.0, ReplayRules(6, 10.0, 5)).batch)
+    assert [number // 10 for number in batch] == [0, 1, 2, 0, 1, 2]
+    assert {number for number in batch if number >= 20} == {21, 23}, "its youngest first"
+
+
 def test_a_small_batch_waits_its_time() -> None:
     found = [entry(1, admitted_at=3.0), entry(2, admitted_at=5.0)]
     early = choose(found, 9.0, RULES)
@@ -69,7 +79,7 @@ def test_one_peer_gets_at_most_half_of_a_step() -> None:
     assert len(choose(crowd, 0.0, RULES).batch) == 4
     assert len(choose([*crowd, entry(20, "b", age=5)], 0.0, RULES).batch) == 4
     found = [*crowd, entry(20, "b", age=5), entry(21, "c", age=4)]
-    assert numbers(choose(found, 0.0, RULES).batch)[-2:] == [21, 20]
+    assert sorted(numbers(choose(found, 0.0, RULES).batch))[-2:] == [20, 21]
     wide = ReplayRules(groups_per_step=8, longest_wait_s=10.0, max_age=5)
     assert choose(found, 0.0, wide).batch == ()
     assert len(choose(found, 10.0, wide).batch) == 4  # two of a, and what the others gave
@@ -93,3 +103,15 @@ def test_rules_come_from_the_recipe() -> None:
 def test_small_steps_with_many_makers(limit: int) -> None:
     found = [entry(number, "abcdef"[number]) for number in range(6)]
     assert len(choose(found, 0.0, ReplayRules(limit, 10.0, 5)).batch) == limit
+
+
+def test_age_quantiles_count_tokens_not_groups() -> None:
+    young, old = group(rewards=(1.0,)), group(rewards=(1.0, 0.0, 0.0))
+    assert age_quantiles([young, old], [(0,), (7,)], (0.25, 0.26, 0.5, 0.95)) == (0.0, 7.0, 7.0, 7.0)
+    assert age_quantiles([], [], (0.5, 0.95)) == (0.0, 0.0)
+
+
+def test_age_quantiles_follow_the_segments() -> None:
+    mixed = completion(3, 4, 5, 6, segments=(Segment(0, 3), Segment(1, 1)))
+    one = group(versions=(version(1), version(5)), trajectories=(Trajectory(mixed, 1.0),))
+    assert age_quantiles([one], [(4, 0)], (0.25, 0.5)) == (0.0, 4.0)

@@ -160,8 +160,8 @@ def test_addresses_and_standings_are_kept(store: Store) -> None:
     store.save_good_addresses(["/ip4/10.0.0.1/tcp/200"])
     known = store.good_addresses()
     assert (len(known), known[0], known[1]) == (256, "/ip4/10.0.0.1/tcp/200", "/ip4/10.0.0.1/tcp/299")
-    store.save_standing("peer", Standing(1.0, 2.0, 3.0))
-    store.save_standing("peer", Standing(4.0, 2.0, 3.0))
+    store.save_standings({"peer": Standing(1.0, 2.0, 3.0)})
+    store.save_standings({"peer": Standing(4.0, 2.0, 3.0)})
     assert store.standings() == {"peer": Standing(4.0, 2.0, 3.0)}
 
 

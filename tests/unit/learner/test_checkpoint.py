@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from p2prl.errors import StoreError
 from p2prl.learner import checkpoint
 from p2prl.learner.collate import collate
 from p2prl.learner.policy import Policy
@@ -71,3 +73,45 @@ def test_it_keeps_the_newest(policy, recipe, tools, tmp_path) -> None:
 def test_another_version_than_the_wanted_is_not_taken(policy, tmp_path) -> None:
     checkpoint.save(policy, tmp_path, 1.0)
     assert checkpoint.restore_newest(policy, tmp_path, Version(1, 5, bytes(32))) == (None, [])
+
+
+def test_a_full_disk_leaves_the_older_one_and_no_rubbish(policy, recipe, tools, small_disk) -> None:
+    disk = small_disk(32)
+    folder = disk.path / "checkpoints"
+    advance(policy, recipe, tools, 1)
+    checkpoint.save(policy, folder, 1.0)
+    first, names = policy.version, sorted(path.name for path in folder.iterdir())
+    advance(policy, recipe, tools, 2)
+    for leave_bytes in (0, 2**20):  # nothing fits; the beginning fits
+        disk.fill(leave_bytes)
+        with pytest.raises(StoreError, match="free some space"):
+            checkpoint.save(policy, folder, 2.0)
+        assert sorted(path.name for path in folder.iterdir()) == names
+    assert checkpoint.restore_newest(policy, folder) == (first, [])
+    disk.free()
+    advance(policy, recipe, tools, 3)
+    checkpoint.save(policy, folder, 3.0)
+    assert checkpoint.restore_newest(policy, folder) == (policy.version, [])
+
+
+def test_the_optimiser_alone_is_taken_from_an_older_one(policy, recipe, tools, tmp_path) -> None:
+    advance(policy, recipe, tools, 1)
+    checkpoint.save(policy, tmp_path, 1.0)
+    first = policy.version
+    advance(policy, recipe, tools, 2)
+    checkpoint.save(policy, tmp_path, 2.0).write_bytes(b"{")
+    advance(policy, recipe, tools, 3)
+    weights, version = tmp_path / "version", policy.version
+    policy.publish(weights)
+    policy.follow(weights, version)
+    masters = {name: master.clone() for name, master in policy.masters.items()}
+    assert not policy.optimiser.state_dict()["state"]
+    found, notes = checkpoint.restore_moments(policy, tmp_path)
+    assert found == first
+    assert len(notes) == 1 and "corrupt" in notes[0]
+    assert policy.version == version
+    assert all(torch.equal(masters[name], policy.masters[name]) for name in masters)
+    assert policy.optimiser.state_dict()["state"]
+    advance(policy, recipe, tools, 4)
+    policy.version = Version(1, first.step + checkpoint.MAX_BEHIND + 1, bytes(32))
+    assert checkpoint.restore_moments(policy, tmp_path) == (None, [])

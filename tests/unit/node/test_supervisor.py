@@ -59,3 +59,32 @@ def test_stop_ends_every_loop(virtual_time) -> None:
         assert ended == [True, True]
 
     virtual_time.run(scenario())
+
+
+def test_a_loop_is_well_again_only_when_it_outlives_its_last_failure(virtual_time) -> None:
+    async def scenario() -> None:
+        clock = LoopClock()
+        supervisor = Supervisor(clock, lambda *_, **__: None)
+        broken = True
+
+        async def slow_to_fail() -> None:
+            await asyncio.sleep(10)
+            if broken:
+                raise ValueError("broken")
+            await asyncio.Event().wait()
+
+        supervisor.start("slow", slow_to_fail)
+        health = supervisor.health["slow"]
+        await asyncio.sleep(5)
+        assert health.ok
+        await asyncio.sleep(5.5)  # failed after 10 s
+        failed_at = health.failed_at
+        assert not health.ok and abs(clock.unix() - failed_at - 0.5) < 0.01
+        await asyncio.sleep(100)  # failed again and again: never well in between
+        assert not health.ok and health.restarts > 3 and health.failed_at > failed_at
+        broken = False
+        await asyncio.sleep(60 + 10 + 12.1)
+        assert health.ok
+        await supervisor.stop()
+
+    virtual_time.run(scenario())

@@ -29,6 +29,14 @@ def test_it_lies_between_one_answer_and_all(values: list[float]) -> None:
     assert 1 / len(values) * (1 - 1e-9) <= state(values).rho <= 1 + 1e-9
 
 
+@given(ratios.filter(bool), ratios)
+def test_the_top_share_is_that_of_the_largest_weight(first: list[float], second: list[float]) -> None:
+    every = torch.tensor(first + second, dtype=torch.float64)
+    merged = state(first).merge(state(second))
+    assert merged.top_share == pytest.approx(float(torch.softmax(every, 0).max()), rel=1e-9)
+    assert math.isnan(state([]).top_share)
+
+
 def test_merging_is_not_averaging() -> None:
     first, second = state([0.0, 0.0, 0.5]), state([3.0, 3.1, 1.0])
     assert first.merge(second).rho < min(first.rho, second.rho)

@@ -106,3 +106,14 @@ def test_a_failure_names_its_request() -> None:
     engine = ScriptedEngine()
     assert answer(engine, generate(5)) == Failed("no weights are loaded yet; send Load first", 5)
     assert answer(engine, SETUP) == Failed("a Setup is out of place here", -1)
+
+
+def test_an_engine_without_memory_says_so_and_lives() -> None:
+    class Starved(ScriptedEngine):
+        def generate(self, *args, **kwargs):
+            raise MemoryError
+
+    reply = answer(Starved(), generate(7))
+    assert isinstance(reply, Failed)
+    assert reply.id == 7
+    assert "memory ran out" in reply.message

@@ -63,3 +63,16 @@ def test_seeds_differ_between_starts_and_calls() -> None:
     seeds = {worker.call_seed(boot, counter) for boot in (b"a" * 8, b"b" * 8) for counter in range(50)}
     assert len(seeds) == 100
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_the_error_of_an_evaluation_is_that_of_its_prompts() -> None:
+    mean, error = worker.mean_and_error([(1.0, 1.0), (0.0, 0.0), (1.0, 0.0)])
+    assert mean == pytest.approx(0.5)
+    assert error == pytest.approx(0.5 / 3**0.5)
+    assert worker.mean_and_error([(1.0, 0.0)]) == (0.5, 0.0)
+    assert worker.mean_and_error([(1.0,)] * 3) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("batch_s", "at_once"), [(0.0, 2), (0.49, 2), (0.5, 1), (30.0, 1), (float("inf"), 1)])
+def test_only_short_batches_are_in_work_two_at_once(batch_s: float, at_once: int) -> None:
+    assert worker.draws_at_once(batch_s) == at_once

@@ -276,3 +276,16 @@ def test_states_are_values():
     state = node(A)
     copy = msgspec.structs.replace(state)
     assert decide(state, election.VoteAsked(request()), 4.0) == decide(copy, election.VoteAsked(request()), 4.0)
+
+
+def test_who_may_have_forgotten_a_vote_is_silent_for_a_while():
+    alone = facts(A, eligible=(A,))
+    state = node(silent_until=10.0)
+    state, actions = decide(state, election.VoteAsked(request()), 9.9)
+    assert actions == (election.Refuse(request(), Refusal.NOT_READY),)
+    state, ask, _ = ask_of(state, 9.9, alone)
+    assert ask is None
+    granted, actions = decide(state, election.VoteAsked(request()), 10.0)
+    assert kinds(actions) == ["PersistVote", "Grant"]
+    state, ask, _ = ask_of(state, 10.0, alone)
+    assert ask is not None

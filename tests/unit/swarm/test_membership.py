@@ -117,3 +117,62 @@ def test_bounded_and_sequences_never_go_back(plan):
             if before is not None and before.info is not None and after is not None:
                 assert after.info is not None and after.info.sequence >= before.info.sequence
         assert len(members.members()) <= 4
+
+
+def test_who_gossips_but_answers_no_call_is_not_live():
+    members = table()
+    members.heard(peer(0), 1.0)
+    members.unanswered(peer(0))
+    assert members.live(1.0) == {ME, peer(0)}  # one lost call is no sign of anything
+    members.unanswered(peer(0))
+    members.heard(peer(0), 2.0)
+    assert members.live(2.0) == {ME}
+    members.answered(peer(0), 3.0)
+    assert members.live(3.0) == {ME, peer(0)}
+    for _ in range(2):
+        members.unanswered(peer(0))
+    members.measured(peer(0), 0.1, 4.0)
+    assert members.live(4.0) == {ME, peer(0)}
+    members.unanswered(peer(1))  # nobody knows it
+    assert members.get(peer(1)) is None
+
+
+def other(i: int) -> str:
+    """A peer that is not ME."""
+    return peer(i if i < 11 else i + 1)
+
+
+def test_in_a_small_swarm_everybody_is_greeted_in_each_round():
+    members = table()
+    for i in range(8):
+        members.heard(peer(i), 10.0)
+    assert set(members.to_greet(10.0, 0)) == {peer(i) for i in range(8)}
+
+
+def test_in_a_large_one_only_the_silent_are_the_longest_silent_first():
+    members = table()
+    for i in range(20):
+        members.heard(other(i), 10.0 + i / 10)
+    assert members.to_greet(12.0, 0)[:3] == (other(0), other(1), other(2))
+    assert len(members.to_greet(12.0, 0)) == 8
+    assert len(members.to_greet(13.0, 0)) == 15  # heard more than 1.5 s ago
+    assert len(members.to_greet(14.0, 0)) == 20
+
+
+def test_the_gone_are_tried_in_turn_and_take_no_place_of_the_living():
+    members = table()
+    for i in range(10):
+        members.heard(peer(i), 0.0)
+    for i in range(10, 13):
+        members.heard(other(i), 100.0)
+    rounds = [members.to_greet(100.0, number) for number in range(3)]
+    assert all(set(greeted) >= {other(10), other(11), other(12)} and len(greeted) == 7 for greeted in rounds)
+    assert set().union(*rounds) == {other(i) for i in range(13)}
+
+
+def test_a_newcomer_from_the_directory_is_greeted_first():
+    members = table()
+    for i in range(10):
+        members.heard(peer(i), 50.0)
+    members.record(info(peer(15)), 50.5)
+    assert members.to_greet(51.0, 0)[0] == peer(15)

@@ -292,3 +292,16 @@ async def test_stopping_leaves_nothing(make: Maker) -> None:
     await transport.stop()
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert not any(path.exists() for path in sockets)
+
+
+async def test_what_is_refused_before_a_handler_is_told_with_its_peer(make) -> None:
+    told: list[tuple[str, str]] = []
+    server = await make()
+    server.on_fault(lambda peer, error: told.append((peer, error.code)))
+    caller = await make(server)
+    with pytest.raises(PeerError):
+        await caller.call(server.peer_id, "nothing", b"")
+    with pytest.raises(PeerError):
+        async for _ in caller.stream(server.peer_id, "nothing", b"", max_bytes=1):
+            pass
+    assert told == [(caller.peer_id, "unknown_method")] * 2

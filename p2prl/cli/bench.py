@@ -1,0 +1,32 @@
+"""`p2prl bench NAME`: measure this machine and this code.
+
+In: a benchmark's name. Out: that command, imported when it is used; one that is not built is not listed.
+"""
+
+import importlib
+
+import click
+
+BENCHMARKS = {"node": "p2prl.cli.bench_node:node"}
+# What --help says, so that it imports no benchmark.
+SUMMARIES = {"node": "How fast a node is: commands, join, gossip, event loop, generation, idle cost."}
+
+
+class LazyBenchmarks(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(BENCHMARKS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in BENCHMARKS:
+            return None
+        module, _, function = BENCHMARKS[cmd_name].partition(":")
+        return getattr(importlib.import_module(module), function)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Benchmarks"):
+            formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyBenchmarks)
+def bench() -> None:
+    """Measure this machine and this code. A figure stands beside its reference from the same run."""

@@ -1,0 +1,68 @@
+"""Groups drawn under versions that this node does not know: asks for the manifests, then hands the groups back.
+
+In: a group's bytes, who gave them, the version. Out: the same bytes in the queue of arrivals, where admission looks
+again. So the groups of a branch that lost (a healed partition, a leader that died as it published) stay useful.
+
+Invariants: each group is held once; what is held, and how long, is bounded, so that made-up versions cost little.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from p2prl.errors import PeerError
+from p2prl.node.state import NodeState
+from p2prl.node.supervisor import end_tasks
+from p2prl.records import Version
+
+MAX_VERSIONS = 16  # asked for at a time
+MAX_GROUPS = 64  # held for one of them
+MAX_TRIED = 4096
+ATTEMPTS, RETRY_S = 3, 1.0
+
+Learn = Callable[[tuple[str, ...], Version], Awaitable[None]]
+
+
+class Unplaced:
+    """`learn(peers, version)` gets the manifests that lead to a version from one of the peers; raises PeerError."""
+
+    def __init__(self, state: NodeState, learn: Learn, arrived: asyncio.Queue[tuple[str, bytes]]) -> None:
+        self._state, self._learn, self._arrived = state, learn, arrived
+        self._held: dict[Version, list[tuple[str, bytes]]] = {}
+        self._tried: OrderedDict[bytes, None] = OrderedDict()
+        self._tasks: dict[asyncio.Task, None] = {}
+
+    def hold(self, group_id: bytes, peer: str, maker: str, data: bytes, version: Version) -> bool:
+        """False when there is nothing more to try: refuse it."""
+        if group_id in self._tried or self._state.me in (peer, maker):
+            return False
+        held = self._held.get(version)
+        if held is None:
+            if len(self._held) >= MAX_VERSIONS:
+                return False
+            held = self._held[version] = []
+            task = asyncio.create_task(self._ask(tuple(dict.fromkeys((peer, maker))), version), name="ask for a branch")
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        if len(held) >= MAX_GROUPS:
+            return False
+        held.append((peer, data))
+        self._tried[group_id] = None
+        if len(self._tried) > MAX_TRIED:
+            self._tried.popitem(last=False)
+        return True
+
+    async def stop(self) -> None:
+        await end_tasks(self._tasks)
+
+    async def _ask(self, peers: tuple[str, ...], version: Version) -> None:
+        for attempt in range(ATTEMPTS):
+            try:
+                await self._learn(peers, version)
+                break
+            except PeerError as error:
+                self._state.blame(error)
+                if attempt + 1 < ATTEMPTS:
+                    await asyncio.sleep(RETRY_S)
+        for item in self._held.pop(version):
+            await self._arrived.put(item)

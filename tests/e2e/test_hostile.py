@@ -1,0 +1,389 @@
+"""Peers that mean harm, over real libp2p, against a real node that must go on learning and say who did what."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from p2prl import codec
+from p2prl.errors import PeerError
+from p2prl.identity import Identity
+from p2prl.node.receive_loop import DigestReply, GroupsRequest, Offer, VerdictBatch
+from p2prl.recipe import find
+from p2prl.records import (
+    WIRE_SCHEMA,
+    Announcement,
+    Group,
+    GroupHeader,
+    Hello,
+    Lease,
+    Verdict,
+    Version,
+    Vote,
+    VoteRequest,
+)
+from p2prl.swarm.libp2p import pubsub
+from p2prl.swarm.libp2p.session import peer_bytes
+from p2prl.swarm.libp2p.transport import Libp2pTransport
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+SWARM = find("addition")[0].swarm_id
+OTHER_SWARM = bytes(32)
+BASE = Version(0, 0, bytes(32))
+CALLS = ("p2prl/hello", "p2prl/recipe", "vote", "digest", "verdicts", "no such method", "")
+STREAMS = ("group", "manifests", "weights", "no such method", "")
+GARBAGE = (
+    b"",
+    b"\0",
+    b"\xc1" * 100,
+    bytes(range(256)) * 200,
+    b"\x91" * 60_000,  # nested without end
+    b"\xdd\xff\xff\xff\xff",  # an array of 2**32 entries, it says
+    b"\xc6\xff\xff\xff\xff" + b"x" * 50,
+    b"\x81" * 5000 + b"\xa1x",
+)
+
+
+class Attacker:
+    """A peer with a real p2pd, joined to the victim's swarm, that keeps to none of its rules."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        file = folder / f"{name}.key"
+        self.key = Identity.create(file)
+        self.transport = Libp2pTransport(self.key, file, host="127.0.0.1", prefix=SWARM.hex())
+        self.heard: dict[str, list[bytes]] = {"announce": [], "lease": []}
+        self.bodies: dict[bytes, bytes] = {}  # what it serves under which group id
+        self.asked = 0
+        self.codes: Counter[str] = Counter()
+
+    async def join(self, address: str) -> str:
+        for topic, messages in self.heard.items():
+            self.transport.subscribe(topic, lambda _, data, kept=messages: kept.append(data))
+        self.transport.serve_stream("group", self._serve)
+        await self.transport.start()
+        (report,) = await self.transport.join([address])
+        assert report.peer, report
+        return report.peer
+
+    async def _serve(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
+        self.asked += 1
+        for group_id in codec.decode(body, GroupsRequest).ids:
+            data = self.bodies.get(group_id)
+            if data is not None:
+                yield b"\x01" + data
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Past our own size check."""
+        session = self.transport._session
+        assert session is not None
+        name = f"{SWARM.hex()}/{topic}"
+        request = pubsub.p2pd_pb2.PSRequest(type=pubsub.p2pd_pb2.PSRequest.PUBLISH, topic=name, data=data)
+        _, writer = await pubsub._request(session, request)
+        writer.close()
+
+    async def call(self, peer: str, method: str, body: bytes) -> None:
+        try:
+            await self.transport.call(peer, method, body, timeout_s=20.0)
+            self.codes["answered"] += 1
+        except PeerError as error:
+            self.codes[error.code] += 1
+
+    async def stream(self, peer: str, method: str, body: bytes) -> None:
+        try:
+            async for _ in self.transport.stream(peer, method, body, item_timeout_s=20.0, max_bytes=2**24):
+                pass
+            self.codes["answered"] += 1
+        except PeerError as error:
+            self.codes[error.code] += 1
+
+    async def raw_stream(self, peer: str, data: bytes) -> None:
+        """Bytes that are no frames, then silence, then gone."""
+        session = self.transport._session
+        assert session is not None
+        protocol = f"/p2prl/1/{SWARM.hex()}/stream"
+        _, _, writer = await session.p2p.call_binary_stream_handler(peer_bytes(peer), protocol)
+        writer.write(data)
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    def seal(self, record, swarm: bytes = SWARM) -> bytes:
+        return codec.seal(record, self.key, swarm)
+
+
+def variants(attacker: Attacker, record, victim: str) -> dict[str, bytes]:
+    """One record in every way in which it must not be taken."""
+    whole = attacker.seal(record)
+    envelope = codec.decode(whole, codec.Envelope)
+    flipped = bytearray(whole)
+    flipped[-1] ^= 1
+    replace = msgspec.structs.replace
+    return {
+        "truncated": whole[: len(whole) // 2],
+        "with a tail": whole + b"\0",
+        "a bit flipped": bytes(flipped),
+        "unsigned": codec.encode(replace(envelope, signature=b"")),
+        "signature of zeros": codec.encode(replace(envelope, signature=bytes(64))),
+        "in another's name": codec.encode(replace(envelope, signer=victim)),
+        "of another kind": codec.encode(replace(envelope, kind="Manifest")),
+        "of an unknown kind": codec.encode(replace(envelope, kind="Zebra")),
+        "of another swarm": attacker.seal(record, OTHER_SWARM),
+        "moved to this swarm": codec.encode(
+            replace(codec.decode(attacker.seal(record, OTHER_SWARM), codec.Envelope), swarm=SWARM)
+        ),
+        "signer is no peer": codec.encode(replace(envelope, signer="1" * 46)),
+    }
+
+
+@pytest.fixture
+async def attacker(tmp_path: Path) -> AsyncIterator[Attacker]:
+    made = Attacker(tmp_path, "attacker")
+    yield made
+    await made.transport.stop()
+
+
+async def wait(node, condition, what: str) -> None:
+    """The attacker's loop goes on meanwhile."""
+    await asyncio.to_thread(node.wait, condition, what)
+
+
+async def started(node) -> str:
+    """The address of a node that trains."""
+    node.start()
+    await wait(node, lambda: node.step() >= 2, "second version")
+    return node.status()["swarm"]["addresses"][0]
+
+
+def peers(node) -> dict[str, dict]:
+    command = [sys.executable, "-m", "p2prl", "--home", str(node.home), "peers", "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {row["peer_id"]: row for row in json.loads(shown.stdout)}
+
+
+async def still_well(node, attacker: Attacker, least_faults: int) -> None:
+    before = await asyncio.to_thread(node.step)
+    await wait(node, lambda: node.step() > before + 1, "versions during the attack")
+    rows = await asyncio.to_thread(peers, node)
+    assert rows[attacker.key.peer_id]["faults"] >= least_faults, rows
+    status = await asyncio.to_thread(node.status)
+    assert all(loop["ok"] and not loop["restarts"] for loop in status["state"]["loops"].values()), status["state"]
+    assert "peer's fault" in node.log and attacker.key.peer_id in node.log
+    for sign_of_a_bug in ("Traceback", "handler failed", "handler of", "loop failed"):
+        assert sign_of_a_bug not in node.log, node.log[-3000:]
+    assert attacker.codes["handler_failed"] == 0, attacker.codes
+
+
+async def test_records_that_must_not_be_taken_are_refused_and_attributed(make_node, attacker: Attacker) -> None:
+    node = make_node("victim")
+    victim = await attacker.join(await started(node))
+    me = attacker.key.peer_id
+    header = GroupHeader(bytes(32), 1000, BASE, 8, 0.5)
+    messages = {
+        "announce": Announcement(me, (header,)),
+        "lease": Lease(1, me, 0, BASE, bytes(32), 0, 0),
+    }
+    num_bad = 0
+    for topic, record in messages.items():
+        bad = [*variants(attacker, record, victim).values(), *(data for data in GARBAGE if data)]
+        bad.append(attacker.seal(record) + bytes(2**16))  # far over a kilobyte
+        other = "lease" if topic == "announce" else "announce"
+        bad.append(attacker.seal(messages[other]))  # a good record on the wrong topic
+        bad += attacker.heard[topic][:3]  # the victim's own, replayed: already known, of no effect
+        for data in bad:
+            await attacker.publish(topic, data)
+        num_bad += len(bad)
+    request = VoteRequest(1, me, (me, victim), BASE, 0)
+    bodies = [*GARBAGE, *variants(attacker, request, victim).values(), attacker.seal(Vote(1, me, me, (me,)))]
+    hello = Hello(victim, bytes(8), SWARM, "addition", (WIRE_SCHEMA,), "p2prl", float("nan"))
+    bodies += [codec.encode(hello), codec.encode(GroupsRequest((bytes(32),) * 2000))]
+    for method in CALLS:
+        await asyncio.gather(*(attacker.call(victim, method, body) for body in bodies))
+    for method in STREAMS:
+        await asyncio.gather(*(attacker.stream(victim, method, body) for body in bodies))
+    for data in (b"", b"\xff\xff\xff\xff", b"\0\0\0\x02\x05", b"\xff" * 2**20, b"\0\0\0\0"):
+        await attacker.raw_stream(victim, data)
+    await still_well(node, attacker, least_faults=num_bad // 2)
+    assert attacker.codes["bad_record"] > 50 and attacker.codes["unknown_method"] > 20, attacker.codes
+
+
+async def test_groups_that_must_not_be_trained_on_are_refused_and_attributed(make_node, attacker: Attacker) -> None:
+    node = make_node("victim")
+    victim = await attacker.join(await started(node))
+    await wait(node, lambda: len(attacker.heard["announce"]) >= 1, "an announcement of the victim")
+    headers = [
+        header
+        for data in attacker.heard["announce"]
+        for header in codec.unseal(data, Announcement, SWARM).record.headers
+    ]
+    stolen = await _pull(attacker, victim, headers[0])
+    group = codec.unseal(stolen, Group, SWARM).record
+    mine = msgspec.structs.replace(group, maker=attacker.key.peer_id)
+    served = [
+        *variants(attacker, mine, victim).values(),
+        *(data for data in GARBAGE if data),
+        attacker.seal(mine),  # another's work, signed as its own: the lottery does not fit
+        attacker.seal(group),  # signed by one who is not its maker
+        attacker.seal(mine) + bytes(2**20),  # more than was announced
+        stolen,
+    ]
+    for number, data in enumerate(served):
+        group_id = codec.content_hash(b"group %d" % number)
+        attacker.bodies[group_id] = data
+        header = msgspec.structs.replace(headers[0], id=group_id, content_bytes=min(len(data), 4000))
+        await attacker.publish("announce", attacker.seal(Announcement(attacker.key.peer_id, (header,))))
+    await wait(node, lambda: attacker.asked >= 2, "pulls from the attacker")
+    await wait(node, lambda: _refused(node).get("bad_lottery", 0) >= 1, "the verdict on the stolen group")
+    await wait(node, lambda: _refused(node).get("bad_signature", 0) >= 3, "the verdicts on bad signatures")
+    await still_well(node, attacker, least_faults=5)
+    row = (await asyncio.to_thread(peers, node))[attacker.key.peer_id]
+    assert row["refused"] >= 1 and row["groups"] == 0
+    assert row["trust"] < 0.8
+
+
+async def test_a_flood_is_slowed_and_costs_no_memory(make_node, attacker: Attacker) -> None:
+    node = make_node("victim")
+    victim = await attacker.join(await started(node))
+    assert node.process is not None
+    daemon = psutil.Process(node.process.pid)
+    before = daemon.memory_info().rss
+    header = GroupHeader(bytes(32), 2**50, Version(2**40, 2**40, bytes(32)), 8, float("inf"))
+    over = asyncio.Event()
+
+    async def gossip() -> None:
+        number = 0
+        while not over.is_set():
+            ids = [codec.content_hash(b"%d" % (number + i)) for i in range(8)]
+            headers = tuple(msgspec.structs.replace(header, id=group_id) for group_id in ids)
+            await attacker.publish("announce", attacker.seal(Announcement(attacker.key.peer_id, headers)))
+            number += 8
+
+    async def ask() -> None:
+        while not over.is_set():
+            await asyncio.gather(*(attacker.call(victim, "digest", GARBAGE[3]) for _ in range(200)))
+
+    flood = [asyncio.create_task(work()) for work in (gossip, ask)]
+    try:
+        start = node.step()
+        await wait(node, lambda: node.step() > start + 5, "versions during the flood")
+        await still_well(node, attacker, least_faults=100)
+    finally:
+        over.set()
+        await asyncio.gather(*flood)
+    assert attacker.codes["over_quota"] > 0, attacker.codes
+    assert daemon.memory_info().rss - before < 96 * 2**20
+
+
+async def test_a_peer_that_answers_nothing_holds_nobody_up(make_node, attacker: Attacker) -> None:
+    """It gossips, so it counts as alive, also for elections; it accepts every call and stream and says nothing."""
+    node = make_node("victim")
+    address = await started(node)
+
+    async def silence(peer: str, body: bytes) -> bytes:
+        attacker.asked += 1
+        await asyncio.Event().wait()
+        return b""
+
+    for method in CALLS:
+        attacker.transport.serve(method, silence)
+    for method in STREAMS[1:]:
+        attacker.transport.serve_stream(method, _silent_stream)
+    victim = await attacker.join(address)
+    attacker.transport.serve_stream("group", _silent_stream)
+    over = asyncio.Event()
+
+    async def announce() -> None:
+        number = 0
+        while not over.is_set():
+            header = GroupHeader(codec.content_hash(b"never %d" % number), 1000, BASE, 8, 1.0)
+            await attacker.publish("announce", attacker.seal(Announcement(attacker.key.peer_id, (header,))))
+            number += 1
+            await asyncio.sleep(0.5)
+
+    announcing = asyncio.create_task(announce())
+    try:
+        await wait(node, lambda: attacker.asked >= 1, "a call to the silent peer")
+        before = node.step()
+        await wait(node, lambda: node.step() > before + 5, "versions beside the silent peer")
+        # Its silence must not keep the victim from leading again, although it takes part in no vote.
+        assert node.end() == 0
+        before = node.step_at_rest()
+        node.start("--join", attacker.transport.addresses()[0])
+        await wait(node, lambda: node.step() > before, "a version after a restart beside the silent peer")
+        assert node.status()["node"]["peer_id"] == victim
+    finally:
+        over.set()
+        await announcing
+    assert "Traceback" not in node.log
+
+
+async def test_a_peer_that_answers_nonsense_changes_nothing(make_node, attacker: Attacker) -> None:
+    """It is a member in good standing by its hellos, so the victim asks it for what it missed."""
+    node = make_node("victim")
+    address = await started(node)
+    me, turn = attacker.key.peer_id, iter(range(10**9))
+
+    async def hello(peer: str, body: bytes) -> bytes:
+        clock = (time.time(), time.time() + 1e6, float("nan"), float("inf"))[next(turn) % 4]
+        return codec.encode(Hello(me, bytes(8), SWARM, "addition", (WIRE_SCHEMA,), "p2prl \x1b[31m", clock))
+
+    async def digest(peer: str, body: bytes) -> bytes:
+        attacker.asked += 1
+        number = next(turn)
+        header = GroupHeader(codec.content_hash(b"%d" % number), 2**50, Version(9, 9, bytes(32)), 8, float("nan"))
+        fakes = (codec.encode(DigestReply((Offer(victim, header),) * 256)), bytes(2**16), b"\x91" * 2**15, *GARBAGE)
+        return fakes[number % len(fakes)]
+
+    for method, handler in (("p2prl/hello", hello), ("digest", digest), ("vote", digest), ("verdicts", digest)):
+        attacker.transport.serve(method, handler)
+    victim = await attacker.join(address)
+    await attacker.call(victim, "p2prl/hello", await hello("", b""))
+    await wait(node, lambda: attacker.asked >= 3, "digests from the liar")
+    batch = VerdictBatch((Verdict(bytes(32), False, "made_up"), Verdict(bytes(32), True, "")) * 100)
+    given = node.status()["given"]
+    await attacker.call(victim, "verdicts", codec.encode(batch))
+    await still_well(node, attacker, least_faults=2)
+    assert "made_up" not in node.status()["given"]["refused"]
+    assert given["refused"] == node.status()["given"]["refused"]
+    assert all(item["level"] == "warning" for item in node.health().values())  # one liar's clock stops nobody
+    assert "\x1b" not in node.log
+
+
+async def test_a_peer_that_serves_another_recipe_than_the_invites_is_found_out(tmp_path, attacker: Attacker) -> None:
+    text = find("addition")[1].replace("max_age = 16", "max_age = 3")
+
+    async def recipe(peer: str, body: bytes) -> bytes:
+        return text.encode()
+
+    attacker.transport.serve("p2prl/recipe", recipe)
+    await attacker.transport.start()
+    invite = f"p2prl://{'ab' * 32}?peer={attacker.transport.addresses()[0]}"
+    command = [sys.executable, "-m", "p2prl", "--home", str(tmp_path / "home"), "run", invite]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "serves a recipe that is not the invite's" in done.stderr
+    assert "ask for another invite" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def _silent_stream(peer: str, body: bytes) -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def _pull(attacker: Attacker, victim: str, header: GroupHeader) -> bytes:
+    parts = bytearray()
+    body = codec.encode(GroupsRequest((header.id,)))
+    async for item in attacker.transport.stream(victim, "group", body, max_bytes=2**22):
+        parts += item[1:]
+    return bytes(parts)
+
+
+def _refused(node) -> dict[str, int]:
+    return node.status().get("training", {}).get("refused", {})
