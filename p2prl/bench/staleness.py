@@ -67,9 +67,9 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For its files."""
+        """For its files: readable, and another one for other settings."""
         readable = self.objective.replace(":", "-").replace("=", "")
-        return f"{readable}_{self.law}_age{self.age}_seed{self.seed}"
+        return f"{readable}_{self.law}_age{self.age}_seed{self.seed}_{self.key()[:8]}"
 
     def key(self) -> str:
         recipe = recipe_of(self)

@@ -8,6 +8,7 @@ a sampler that lags, without keeping old weights. They come from one maker, whos
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from blake3 import blake3
 
 from p2prl.environments.judge import Judge
 from p2prl.environments.messages import Judgement
-from p2prl.environments.registry import HELD_OUT_FROM, load_environment
+from p2prl.environments.registry import HELD_OUT_FROM, Environment, load_environment
 from p2prl.identity import Identity
 from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.models.load import load_module
@@ -50,7 +51,7 @@ class Sampler:
         self.engine = TransformersEngine(module, self.tokenizer.stop_ids, self.tokenizer.pad_id)
         environment = load_environment(recipe.environment.name, recipe.environment.params)
         self.num_prompts = environment.num_prompts
-        self._judge = Judge(environment, self.tokenizer, _unlimited)
+        self._judge = Judge(_Remembering(environment), self.tokenizer, _unlimited)
         key = Identity.from_seed(blake3(b"p2prl staleness maker %d" % seed).digest())
         self.origin = Origin(
             maker=key.peer_id,
@@ -106,6 +107,15 @@ class Sampler:
     def _call_seed(self, tick: int, first: int) -> int:
         digest = blake3(b"p2prl staleness draw %d %d %d" % (self._seed, tick, first)).digest(length=8)
         return int.from_bytes(digest, "little") % 2**63
+
+
+class _Remembering:
+    """Implements `registry.Environment`: rewards are deterministic, and most answers to a prompt are the same."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.name, self.version, self.num_prompts = environment.name, environment.version, environment.num_prompts
+        self.prompt = lru_cache(maxsize=2048)(environment.prompt)
+        self.reward = lru_cache(maxsize=16384)(environment.reward)
 
 
 def _unlimited(work: Callable[[], T]) -> T:

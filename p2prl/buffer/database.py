@@ -152,7 +152,8 @@ def open_database(path: Path, now: float) -> tuple[Database, str]:
             why = str(error)
         suspicion(path).unlink(missing_ok=True)
         database = Database(path)
-        return database, _notice(path, aside, why, _salvage(aside, database))
+        _salvage(aside, database)
+        return database, _notice(path, aside, why)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"can't open the store {path}: {error}; check the disk's space and rights") from error
 
@@ -176,24 +177,20 @@ def _set_aside(path: Path, now: float) -> Path:
     return aside
 
 
-def _salvage(aside: Path, database: Database) -> int:
-    """How many manifests could still be read; what is wrong with their contents is found when they are used."""
-    try:
+def _salvage(aside: Path, database: Database) -> None:
+    """What can still be read; what is wrong with its contents is found when it is used."""
+    with contextlib.suppress(sqlite3.Error):
         with contextlib.closing(sqlite3.connect(aside)) as old:
             for table, num_columns in SALVAGED:
                 marks = ", ".join("?" * num_columns)
                 with contextlib.suppress(sqlite3.Error, StoreError):  # up to the first page that can't be read
                     for row in old.execute(f"SELECT * FROM {table}"):
                         database.run(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
-    except sqlite3.Error:
-        return 0
-    ((count,),) = database.run("SELECT COUNT(*) FROM manifests")
-    return count
 
 
-def _notice(path: Path, aside: Path, why: str, num_manifests: int) -> str:
+def _notice(path: Path, aside: Path, why: str) -> str:
     return (
-        f"The store {path.name} was corrupt ({why[:120]}) and is now {aside.name}; a new one was begun with "
-        f"{num_manifests} versions of the old one. Groups that nobody had trained on yet are lost. Check the disk; "
-        "delete the old file when you don't need it."
+        f"The store {path.name} was corrupt ({' '.join(why.split())[:120]}) and is now {aside.name}; a new one was "
+        "begun. Groups that nobody had trained on yet are lost. Check the disk; delete the old file when you don't "
+        "need it."
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from p2prl.buffer.database import MEMORY, Database, open_database
+from p2prl.buffer.journal import Journal, Row
 from p2prl.buffer.trust import Standing
 from p2prl.records import Group, GroupHeader, Verdict, Version
 
@@ -52,9 +53,11 @@ class StoredGroup(msgspec.Struct, frozen=True):
 class Store:
     """`notice` is for the owner: what was wrong with the file, "" when nothing was."""
 
-    def __init__(self, database: Database, notice: str = "", first_counter: int = 0) -> None:
+    def __init__(
+        self, database: Database, notice: str = "", first_counter: int = 0, journal: Journal | None = None
+    ) -> None:
         self._db, self.notice = database, notice
-        self._first_counter = first_counter
+        self._first_counter, self._journal = first_counter, journal
         self._counters: dict[str, tuple[int, int]] = {}  # name -> next, end of what is reserved
         self._num_points = 0
 
@@ -67,7 +70,18 @@ class Store:
         """
         path = Path(path)
         database, notice = open_database(path, now)
-        return cls(database, notice, 0 if path == MEMORY else int(now) << 16)
+        if path == MEMORY:
+            return cls(database, notice)
+        store = cls(database, notice, int(now) << 16, Journal(path.with_name(f"{path.stem}.manifests")))
+        if notice:
+            store._take_from_journal()
+        return store
+
+    def _take_from_journal(self) -> None:
+        assert self._journal is not None
+        for row in self._journal.rows():
+            self._insert_manifest(row)
+        self.notice += f" It has {self._count('manifests')} versions of the old one."
 
     def close(self) -> None:
         self._db.close()
@@ -203,9 +217,16 @@ class Store:
     # -- versions and votes -----------------------------------------------------------------------------------------
 
     def save_manifest(self, manifest_id: bytes, sealed: bytes, term: int, step: int, parent: bytes = b"") -> None:
-        self._db.run(
-            "INSERT OR IGNORE INTO manifests VALUES (?, ?, ?, ?, ?)", (manifest_id, sealed, term, step, parent)
-        )
+        """The journal comes first: what the table has, it has."""
+        if self.manifest(manifest_id) is None:
+            row = Row(manifest_id, sealed, term, step, parent)
+            if self._journal is not None:
+                self._journal.append(row)
+            self._insert_manifest(row)
+
+    def _insert_manifest(self, row: Row) -> None:
+        values = msgspec.structs.astuple(row)
+        self._db.run("INSERT OR IGNORE INTO manifests VALUES (?, ?, ?, ?, ?)", values)
 
     def manifests(self) -> list[tuple[bytes, bytes]]:
         """(id, sealed) of all, parents before children."""

@@ -7,9 +7,15 @@ import importlib
 
 import click
 
-BENCHMARKS = {"node": "p2prl.cli.bench_node:node"}
+BENCHMARKS = {
+    "node": "p2prl.cli.bench_node:node",
+    "staleness": "p2prl.cli.bench_staleness:staleness",
+}
 # What --help says, so that it imports no benchmark.
-SUMMARIES = {"node": "How fast a node is: commands, join, gossip, event loop, generation, idle cost."}
+SUMMARIES = {
+    "node": "How fast a node is: commands, join, gossip, event loop, generation, idle cost.",
+    "staleness": "Which objective survives samplers that lag: trains the built-in policy.",
+}
 
 
 class LazyBenchmarks(click.Group):

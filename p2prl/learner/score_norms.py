@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from p2prl.learner.score_layers import Grams, ParameterUse, Weighted
 from p2prl.learner.score_rules import Rule, find_rule
@@ -45,10 +46,13 @@ class ScorePass:
 
 @dataclass
 class _Call:
+    """`edge` stands for the layer's output in the graph, so that the output itself need not be held."""
+
     rule: Rule
     value: Tensor
-    result: Tensor
-    versions: tuple[int, int]
+    version: int
+    rows: int
+    edge: GradientEdge | None
 
 
 class ScoreNorms:
@@ -71,7 +75,7 @@ class ScoreNorms:
                 self._rules[layer] = rule
 
     def run(self, logprobs: Callable[[], Tensor]) -> ScorePass:
-        """`logprobs` runs the module and gives log-probs [B, T], 0 where they don't count; rows don't see each other."""
+        """`logprobs` runs the module: log-probs [B, T], 0 where they don't count. Rows don't see each other."""
         calls: list[_Call] = []
         with self._hooked(calls) if not self.unknown else _nothing():
             logp = logprobs()
@@ -91,7 +95,8 @@ class ScoreNorms:
             value = args[0] if args else next(iter(named.values()))
             rule = self._rules[layer]
             value, result = rule.per_answer(value, result, self._rows)
-            calls.append(_Call(rule, value, result, (value._version, result._version)))
+            edge = get_gradient_edge(result) if result.requires_grad else None
+            calls.append(_Call(rule, value, value._version, len(result), edge))
             return result
 
         first = self._module.register_forward_pre_hook(self._count_rows, with_kwargs=True)
@@ -113,13 +118,13 @@ class ScoreNorms:
         found, nodes = _graph_uses(logp)
         for call in calls:
             kind = type(call.rule.layer).__name__
-            if not call.result.requires_grad:
+            if call.edge is None:
                 return f"a {kind} ran without a graph"
-            if (call.value._version, call.result._version) != call.versions:
-                return f"what a {kind} saw or gave was changed in place"
-            if len(call.value) != len(logp) or len(call.result) != len(logp):
+            if call.value._version != call.version:
+                return f"what a {kind} saw was changed in place"
+            if not len(call.value) == call.rows == len(logp):
                 return f"a {kind} ran on {len(call.value)} rows for {len(logp)} answers"
-            if call.result.grad_fn in nodes:
+            if call.edge.node in nodes:
                 uses.update(id(item) for item in call.rule.parameters)
         for parameter, number in found.items():
             if number > uses[parameter] and parameter in self._names:
@@ -127,8 +132,8 @@ class ScoreNorms:
         return ""
 
     def _batched(self, logp: Tensor, calls: list[_Call]) -> ScorePass:
-        results = [call.result for call in calls]
-        returned = torch.autograd.grad(logp.sum(), results, allow_unused=True)
+        edges = [call.edge for call in calls if call.edge is not None]
+        returned = torch.autograd.grad(logp.sum(), edges, allow_unused=True)
         uses: dict[int, ParameterUse] = {}
         square = _zeros(logp)
         with torch.no_grad():

@@ -75,6 +75,8 @@ class Node:
         environment = EnvironmentClient(state.recipe, state.home, child_log)
         engine = Child("p2prl.rollout.engine_process", (), rollout_messages.Reply, environ=environ, stderr=child_log)
         learner = Child("p2prl.learner.learner_process", (), learner_messages.Reply, environ=environ, stderr=child_log)
+        engine.on_death = learner.on_death = self._on_death
+        environment.on_death(self._on_death)
         self.failure: P2prlError | None = None
         self.loops = Loops(state, Ports(engine, learner, environment), threads, self._probe, self._on_fatal)
         self.supervisor = self.loops.supervisor
@@ -124,6 +126,9 @@ class Node:
                 return None
             finally:
                 await transport.stop()
+
+    def _on_death(self, why: str) -> None:
+        self.state.emit("log", level="warning", event="a child died; it is started again when it is needed", why=why)
 
     def _on_fatal(self, failure: P2prlError) -> None:
         """Found after the start: this node must not run like this."""

@@ -42,6 +42,7 @@ class Child:
         self._waiting: dict[int, asyncio.Future] = {}
         self._ids = itertools.count()
         self.num_starts = 0
+        self.on_death: Callable[[str], None] = lambda why: None  # it died while nobody asked it for anything
 
     @property
     def alive(self) -> bool:
@@ -107,7 +108,10 @@ class Child:
                 if future is not None and not future.done():
                     future.set_result(reply)
         except PipeClosed as error:
+            asked_for = self._process is None  # `stop` and a missed deadline take the process away first
             message = await self._end(str(error), from_reader=True)
+            if not self._waiting and not asked_for:  # who waits for an answer tells it himself
+                self.on_death(f"{self.module}: {message}")
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(ChildDied(message))

@@ -4,7 +4,7 @@ In: indices, groups. Out: prompts, judgements. A hung or dead child is started a
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from p2prl.environments.messages import (
     JudgeItem,
@@ -33,6 +33,10 @@ class EnvironmentClient:
         module = "p2prl.node.environment_process"
         self._child = Child(module, args, Reply, environ=environ, stderr=stderr)
         self.ready: Ready | None = None
+
+    def on_death(self, handler: Callable[[str], None]) -> None:
+        """`handler(why)` hears of a death that no request of ours ran into."""
+        self._child.on_death = handler
 
     async def start(self) -> Ready:
         self.ready = await self._child.start(None)

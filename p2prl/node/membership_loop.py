@@ -61,6 +61,8 @@ class MembershipLoop:
                 await self.publish()
                 next_record = self._state.now() + TTL_S / 3
             await self._greet_all()
+            if len(self._state.live()) > 1:  # whoever dialled whom
+                self._joined()
             self._state.membership.expire(self._state.now())
             await asyncio.sleep(ROUND_S)
 
@@ -79,7 +81,11 @@ class MembershipLoop:
             first = dead[0]
             self._state.note("no_peers", f"no bootstrap answers ({first.address}: {first.error})", "p2prl keeps dialling")
         else:
-            self._state.health.pop("no_peers", None)
+            self._joined()
+
+    def _joined(self) -> None:
+        self._state.joined = True
+        self._state.health.pop("no_peers", None)
 
     async def check_network(self) -> None:
         """After the first `dial`: raises PreflightFailed when every bootstrap answered, and none of this swarm."""

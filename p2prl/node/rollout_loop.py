@@ -23,7 +23,7 @@ from p2prl.records import Group, Prompt
 from p2prl.rollout import messages, worker
 
 GROUPS_PER_BATCH = 8
-EVAL_ANSWERS = 4  # to each held-out prompt: with one, 64 prompts tell rewards .15 apart, with four .09
+EVAL_ANSWERS = 4  # to each held-out prompt: their mean has half the sampling noise of one answer
 LOAD_TIMEOUT_S = 120.0
 GENERATE_TIMEOUT_S = 600.0
 IDLE_S = 0.2
@@ -81,7 +81,9 @@ class RolloutLoop:
         while True:
             ended = [task for task in self._drawing if task.done()]
             self._drawing = [task for task in self._drawing if not task.done()]
-            for task in ended:
+            for task, failure in [(task, task.exception()) for task in ended]:  # every failure is read, one is raised
+                if failure is not None:
+                    raise failure
                 self._num_in_work -= task.result()
             if len(self._drawing) < number:
                 return

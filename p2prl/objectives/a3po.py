@@ -2,8 +2,9 @@
 
 In: a prepared batch, log-probs [B, T] under the policy, ages in versions. Out: loss, metrics.
 
-Notation, a token: d = max(age, 1); log prox = sg(q / d + (1 - 1/d) p); r = exp(p - log prox), w = sg(exp(log prox - q)),
-so w r = exp(p - q) always; A = R - mean of the prompt group, the same on every token; N tokens before any is dropped.
+Notation, a token: d = max(age, 1); log prox = sg(q / d + (1 - 1/d) p); r = exp(p - log prox);
+w = sg(exp(log prox - q)); w r = exp(p - q) always; A = R - mean of the prompt group, the same on every
+token; N tokens before any is dropped.
 
 Invariants: age 0 and 1 are the same (prox = behaviour, w = 1); a token over the cap drops out and still counts in N.
 """
@@ -31,7 +32,7 @@ def a3po(
 
     cap: of w; `mask` drops the token, `clamp` bounds its weight. `dual_clip` c > 1: for A < 0 the term before w is at
     least c A. Where prox_logp is known too, the approximation's error is in the metrics. Source: A-3PO, arXiv
-    2512.06547, equations 4 to 6; with age 0 as its code has it.
+    2512.06547; age 0 as its code has it.
     """
     difference = token_log_ratio(batch, logp)
     depth = batch.age.clamp(min=1).to(difference.dtype)
@@ -52,7 +53,7 @@ def decoupled_ppo(
 ) -> Loss:
     """`a3po` with the proximal policy recomputed: batch.prox_logp [B, T], log-probs under the weights at step start.
 
-    Source: AReaL, arXiv 2505.24298, equation 5. BatchError without prox_logp.
+    Source: AReaL, arXiv 2505.24298. BatchError without prox_logp.
     """
     if batch.prox_logp is None:
         raise BatchError("decoupled_ppo needs prox_logp, a forward pass at the start of the step; a3po does without")

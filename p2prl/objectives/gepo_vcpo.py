@@ -1,6 +1,6 @@
 """GEPO's weights with VCPO's minimum-variance baseline: the swarm's default (arXiv 2508.17850 and 2602.17616).
 
-In: a prepared batch, log-probs [B, T] under the policy, per-answer score norms where they are known. Out: loss, metrics.
+In: a prepared batch, log-probs [B, T] under the policy, per-answer score norms where known. Out: loss, metrics.
 
 Invariants: with the mean baseline its gradient is that of `gepo`; equal rewards and groups of one give no gradient; the
 minimum-variance baseline needs its groups whole and says so when they are not.

@@ -1,6 +1,6 @@
 """What an objective is: a pure function with named options, and how the parts of its loss add up.
 
-In: a function `(batch, logp, *, option=...)` of a prepared batch. Out: an `Objective` that prepares, checks and refuses.
+In: a function `(batch, logp, *, option=...)` of a prepared batch. Out: an `Objective`, which prepares and checks.
 
 Invariants: an unknown option is refused with the nearest name; the function never sees padding, a dropped answer that
 counts, or a log-prob that is not finite; metrics are floats whose parts add up to those of the whole: shares of its

@@ -46,7 +46,7 @@ def clip_metrics(batch: Batch, clipped: Tensor, advantage: Tensor) -> Metrics:
 
 @objective(per="answer")
 def grpo(batch: Batch, logp: Tensor, *, clip: float = 0.2) -> Loss:
-    """-(1/B) sum_i (1/T_i) sum_t S(A'), eps = clip. Source: DeepSeekMath, arXiv 2402.03300, equation 3, no KL."""
+    """-(1/B) sum_i (1/T_i) sum_t S(A'), eps = clip. Source: DeepSeekMath, arXiv 2402.03300, without its KL term."""
     positive("clip", clip)
     advantage, ratio = normalised_advantage(batch)[:, None], token_ratio(batch, logp)
     loss = -answer_mean(batch, within_answer(batch, surrogate(ratio, advantage, clip, clip)))
@@ -72,7 +72,7 @@ def dr_grpo(batch: Batch, logp: Tensor, *, max_length: float, clip: float = 0.2)
 def dapo(batch: Batch, logp: Tensor, *, clip: float = 0.2, clip_high: float | None = None) -> Loss:
     """-(1/N) sum_i sum_t S(A') over all N tokens, band [1 - clip, 1 + clip_high] (None: clip).
 
-    Source: DAPO, arXiv 2503.14476, equation 8; its dynamic sampling and overlong shaping are the sampler's affair.
+    Source: DAPO, arXiv 2503.14476; its dynamic sampling and overlong shaping are the sampler's affair.
     """
     positive("clip", clip)
     positive("clip_high", clip_high)

@@ -40,7 +40,7 @@ def reinforce(batch: Batch, logp: Tensor) -> Loss:
 def gspo(batch: Batch, logp: Tensor, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Loss:
     """-(1/B) sum_i min(s A', clip(s, 1 - clip_low, 1 + clip_high) A'), s = exp(lp - lq), gradient through s.
 
-    Source: GSPO, arXiv 2507.18071, equations 5 to 7.
+    Source: GSPO, arXiv 2507.18071.
     """
     positive("clip_low", clip_low)
     positive("clip_high", clip_high)

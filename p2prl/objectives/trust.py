@@ -23,7 +23,7 @@ _LEAST = 1e-30  # of a probability whose logarithm is taken, the same in float32
 def cispo(batch: Batch, logp: Tensor, *, clip_high: float = 0.28, clip_low: float | None = None) -> Loss:
     """-(1/N) sum_i sum_t sg(clip(r, 1 - clip_low, 1 + clip_high)) A' p: every token keeps a gradient.
 
-    `clip_low` None: no lower bound, as the authors ran it. Source: MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
+    `clip_low` None: no lower bound, as the authors ran it. Source: MiniMax-M1, arXiv 2506.13585.
     """
     positive("clip_high", clip_high)
     positive("clip_low", clip_low)

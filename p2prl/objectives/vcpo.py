@@ -23,7 +23,7 @@ def vcpo(
     """-(1/B) sum_i sg(omega_i A_i) (1/T_i) sum_t p, omega_i = min(e^(l_i), cap), A_i = R_i - b_g (see `baseline`).
 
     `length_norm=False`: sums of log-probs instead of means. Without score norms b_g is the group's plain mean, and the
-    metric `baseline_min_variance` is 0. The authors' code has the weight twice in W; here once, equation 8 of the paper.
+    metric `baseline_min_variance` is 0. The authors' code has the weight twice in W; here it is there once.
     """
     positive("cap", cap)
     assert batch.advantage is not None

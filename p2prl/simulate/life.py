@@ -35,7 +35,6 @@ from p2prl.swarm.membership import Membership
 from p2prl.swarm.memory_transport import MemoryNetwork
 from p2prl.swarm.metered_transport import MeteredTransport
 
-DEBUG = False
 DRAIN_S = 30.0
 RING_EVENTS = 64
 
@@ -186,8 +185,6 @@ class Life:
             self._world.recorder.faults.append(Fault(self.state.now(), self._place.number, event, why))
         elif level == "warning":
             self._world.recorder.warned(str(values.get("code", event)))
-            if DEBUG:
-                print(self.state.now(), self._place.number, event, values)
 
 
 def identity_of(seed: int, number: int) -> Identity:

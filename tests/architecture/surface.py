@@ -50,8 +50,9 @@ def _wire_of(module: Any) -> list[type[msgspec.Struct]]:
 
 
 def _subclasses(kind: type) -> list[Any]:
+    """Those of its own module: others depend on what was imported before."""
     below = [kind for child in kind.__subclasses__() for kind in (child, *_subclasses(child))]
-    return sorted((one for one in below if one.__module__.startswith("p2prl")), key=lambda one: one.__name__)
+    return sorted((one for one in below if one.__module__ == kind.__module__), key=lambda one: one.__name__)
 
 
 def _commands() -> dict[str, list[str]]:

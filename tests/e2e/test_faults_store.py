@@ -29,6 +29,7 @@ def test_a_corrupt_database_is_set_aside_and_the_chain_goes_on(make_node) -> Non
     node = make_node("one").start()
     node.wait(lambda: node.step() >= 5, "fifth version")
     assert node.end() == 0
+    before = node.step_at_rest()
     database = node.home / "state" / "node.db"
     spoil(database)
     node.start()
@@ -39,8 +40,7 @@ def test_a_corrupt_database_is_set_aside_and_the_chain_goes_on(make_node) -> Non
     assert list(database.parent.glob("node.db.corrupt-*"))
     assert node.status()["swarm"]["role"] == "follower"  # silent until the rounds it may have voted in are over
     node.wait(lambda: node.status()["swarm"]["role"] == "leader", "its own lease")
-    before = node.step()
-    node.wait(lambda: node.step() > before, "versions again")
+    node.wait(lambda: node.step() > before, "versions beyond those of before")
     assert "was corrupt" in node.log
     assert "Traceback" not in node.log
     assert node.end() == 0

@@ -249,3 +249,19 @@ def test_a_store_that_fails_later_is_a_store_error(store: Store) -> None:
     store.close()
     with pytest.raises(StoreError, match="can't be used"):
         store.save_head(bytes(32))
+
+
+def test_a_store_that_rots_keeps_its_manifests(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    store = Store.open(path, 1.0)
+    for number in range(20):
+        store.save_manifest(bytes([number]) * 32, b"sealed" * 50, 1, number)
+        store.save_manifest(bytes([number]) * 32, b"sealed" * 50, 1, number)
+    kept = store.manifests()
+    assert len(kept) == 20
+    store.close()
+    path.write_bytes(b"not a database" * 1000)
+    store = Store.open(path, 2.0)
+    assert store.manifests() == kept
+    assert "was corrupt" in store.notice and "It has 20 versions of the old one" in store.notice
+    store.close()

@@ -209,7 +209,23 @@ class Decoy(nn.Module):
         return value + nn.functional.linear(value, self.inner.weight)
 
 
-class Doubling(nn.Module):
+class DoublesInput(nn.Module):
+    """Changes in place what a layer saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(24, 24, dtype=torch.float64)
+        self.inner.weight.requires_grad_(False)  # else torch itself refuses
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        value = value * 1.0
+        result = self.inner(value)
+        return result + value.mul_(2)
+
+
+class DoublesOutput(nn.Module):
+    """Changes in place what a layer gave: the graph is rewritten, the layer's output is no longer in it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(24, 24, dtype=torch.float64)
@@ -236,7 +252,8 @@ class Flat(nn.Module):
         (OddRMSNorm, "not known"),
         (Shortcut, "outside"),
         (Decoy, "outside"),
-        (Doubling, "in place"),
+        (DoublesInput, "in place"),
+        (DoublesOutput, "outside"),
         (Flat, "rows"),
     ],
 )
@@ -250,8 +267,8 @@ def test_what_is_not_known_takes_a_backward_an_answer(layer: type[nn.Module], wh
     assert why in found.fallback
     torch.testing.assert_close(found.norms, norms)
     found.gradient(torch.ones_like(norms))
-    for name, item in module.named_parameters():
-        torch.testing.assert_close(item.grad, gradients[name].sum(0))
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(module.get_parameter(name).grad, gradient.sum(0))
 
 
 def test_a_layer_that_runs_twice_counts_twice() -> None:

@@ -72,7 +72,8 @@ def check(scenario: Scenario) -> None:
     assert trace.chain
     assert scenario.duration_s - trace.chain[-1].at < 12.0, "nothing was published any more"
     assert all(end.behind is not None and end.behind <= 2 for end in trace.ends if end.alive)
-    assert trace.groups.refused == {}, "an honest group was refused"
+    # A version whose manifests died with those who had them is the one reason an honest group may meet.
+    assert set(trace.groups.refused) <= {"unknown_version"}, "an honest group was refused"
 
 
 # Derandomised: the same scenarios in each run, so that a failure here is always the last change's.

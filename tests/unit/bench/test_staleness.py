@@ -1,0 +1,85 @@
+"""Which runs a study has, how an objective is named, what changes a run's key."""
+
+import msgspec
+import pytest
+
+from p2prl.bench.staleness import FULL_OBJECTIVES, RunSpec, Settings, objective_section, plan, recipe_of
+from p2prl.errors import ConfigError
+from p2prl.learner.step import objective_options
+from p2prl.objectives.registry import BUILT_IN, find_objective
+from p2prl.recipe import find
+
+SPEC = RunSpec("gepo", "fixed", 32, 1)
+
+
+def test_a_study_is_every_combination_once_seed_by_seed() -> None:
+    specs = plan(("gepo", "tis", "gepo"), (32, 0, 32), 2, "fixed", Settings())
+    assert [(spec.seed, spec.age, spec.objective) for spec in specs] == [
+        (seed, age, objective) for seed in (0, 1) for age in (0, 32) for objective in ("gepo", "tis")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"objectives": ()}, "at least one objective"),
+        ({"ages": ()}, "at least one objective"),
+        ({"ages": (0, -1)}, "not -1"),
+        ({"law": "gamma"}, "'gamma'"),
+        ({"objectives": ("gepo", "tis:medium")}, "'medium'"),
+        ({"objectives": ("gepo:clip=wide",)}, "no number"),
+    ],
+)
+def test_what_makes_no_study_is_named(change: dict, why: str) -> None:
+    given = {"objectives": ("gepo",), "ages": (0,), "num_seeds": 1, "law": "fixed", "settings": Settings()} | change
+    with pytest.raises(ConfigError, match=why):
+        plan(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "section"),
+    [
+        ("gepo_vcpo", {"name": "gepo_vcpo", "baseline": "min_variance", "step_size": "sequence"}),
+        ("gepo_vcpo:mean", {"name": "gepo_vcpo", "baseline": "mean", "step_size": "sequence"}),
+        ("gepo_vcpo:weights:mean", {"name": "gepo_vcpo", "baseline": "mean", "step_size": "weights"}),
+        ("vcpo:none", {"name": "vcpo", "baseline": "min_variance", "step_size": "none"}),
+        ("gepo", {"name": "gepo", "baseline": "min_variance", "step_size": "none"}),
+        ("gepo:ess:unclipped", {"name": "gepo", "baseline": "min_variance", "step_size": "sequence", "clip": None}),
+        ("grpo:clip=0.3", {"name": "grpo", "baseline": "min_variance", "step_size": "none", "clip": 0.3}),
+    ],
+)
+def test_names_and_choices(text: str, section: dict) -> None:
+    assert objective_section(text) == section
+    made = recipe_of(RunSpec(text, "fixed", 0, 0)).objective
+    assert (made.name, made.baseline, made.step_size) == (section["name"], section["baseline"], section["step_size"])
+    assert made.clip == section.get("clip", 0.2)
+
+
+@pytest.mark.parametrize("text", [*FULL_OBJECTIVES, *BUILT_IN])
+def test_every_registered_objective_can_be_studied(text: str) -> None:
+    section = recipe_of(RunSpec(text, "fixed", 0, 0)).objective
+    find_objective(section.name).check(objective_options(section, 5))
+
+
+def test_the_recipe_is_the_demos_but_for_what_is_studied() -> None:
+    made, base = recipe_of(SPEC), find("addition")[0]
+    assert (made.model, made.environment, made.sampling) == (base.model, base.environment, base.sampling)
+    assert (made.learner.groups_per_step, made.learner.learning_rate, made.learner.betas) == (32, 2e-4, (0.9, 0.99))
+
+
+def test_a_key_changes_with_what_changes_the_result_and_with_nothing_else() -> None:
+    others = [
+        msgspec.structs.replace(SPEC, **change)
+        for change in (
+            {"objective": "grpo"},
+            {"law": "weibull"},
+            {"age": 0},
+            {"seed": 2},
+            {"settings": Settings(num_steps=3)},
+            {"settings": Settings(eval_answers=8)},
+        )
+    ]
+    keys = {spec.key() for spec in (SPEC, *others)}
+    assert len(keys) == len(others) + 1
+    assert len({spec.name for spec in (SPEC, *others)}) == len(others) + 1
+    assert RunSpec("gepo", "fixed", 32, 1).key() == SPEC.key()

@@ -1,0 +1,118 @@
+"""What a node takes up from its home, also when it rotted or was left half-way."""
+
+import hashlib
+import json
+import struct
+
+import pytest
+
+from p2prl import codec
+from p2prl.models.state import state_hash
+from p2prl.node.restore import SILENT_S, restore
+from p2prl.node.state import NodeState
+from p2prl.node.weights_loop import WeightsLoop
+from p2prl.records import Manifest, Version
+from p2prl.weights.pieces import blob_path
+
+
+def weights(number: int) -> bytes:
+    """A safetensors file of one bf16 tensor."""
+    data = struct.pack("<4H", *[number] * 4)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [4], "data_offsets": [0, len(data)]}}).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def grow(state: NodeState, num_versions: int) -> list[bytes]:
+    """Versions with their weights in the home; the ids of their manifests."""
+    parent, parent_id, ids = state.base, bytes(32), []
+    for number in range(1, num_versions + 1):
+        content = weights(number)
+        name = codec.content_hash(content)
+        path = blob_path(state.home.blobs, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        version = Version(1, number, state_hash(path))
+        group = hashlib.sha256(b"%d" % number).digest()
+        manifest = Manifest(
+            version, parent, parent_id, state.me, "anchor", name, len(content), (name,), (group,), (0.5,), (8,),
+            number, 0.9, (), {}, 0.0,
+        )  # fmt: skip
+        sealed = codec.seal(manifest, state.identity, state.swarm)
+        parent, parent_id = version, codec.sealed_id(sealed)
+        state.chain.add(parent_id, manifest)
+        state.manifests[parent_id], state.sealed_manifests[parent_id] = manifest, sealed
+        state.head_id = parent_id
+        ids.append(parent_id)
+    return ids
+
+
+def keep(state: NodeState, ids: list[bytes]) -> None:
+    for manifest_id in ids:
+        version = state.manifests[manifest_id].version
+        state.store.save_manifest(manifest_id, state.sealed_manifests[manifest_id], version.term, version.step)
+
+
+def test_the_chain_is_taken_up_at_its_head(make_state) -> None:
+    state = make_state()
+    ids = grow(state, 3)
+    keep(state, ids)
+    again = make_state()
+    restore(again)
+    assert again.head_id == ids[-1]
+    assert again.health == {}
+    assert again.election.silent_until == 0.0
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_weights_that_rotted_are_dropped_for_those_before(make_state, damage: str) -> None:
+    state = make_state()
+    ids = grow(state, 3)
+    keep(state, ids)
+    path = blob_path(state.home.blobs, state.manifests[ids[-1]].content_hash)
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-1] + b"\xff" if damage == "flipped" else content[: len(content) // 2])
+    again = make_state()
+    restore(again)
+    assert again.head_id == ids[1]
+    assert not path.exists()
+    assert ("weights_corrupt" in again.health) == (damage != "gone")
+
+
+def test_a_manifest_under_another_id_does_not_count(make_state) -> None:
+    state = make_state()
+    ids = grow(state, 2)
+    keep(state, ids[:1])
+    state.store.save_manifest(bytes(32), state.sealed_manifests[ids[1]], 1, 2)
+    again = make_state()
+    restore(again)
+    assert again.head_id == ids[0]
+
+
+def test_a_node_whose_store_rotted_keeps_its_chain_and_is_silent_for_a_while(make_state) -> None:
+    state = make_state()
+    ids = grow(state, 3)
+    keep(state, ids)
+    state.store.close()
+    state.home.database.write_bytes(b"nothing like a database" * 500)
+    again = make_state()
+    before = again.now()
+    restore(again)
+    assert again.head_id == ids[-1]
+    assert again.health["store_corrupt"][0] == "warning"
+    assert again.election.silent_until >= before + SILENT_S
+
+
+def test_what_a_failure_kept_from_the_store_is_settled_later(make_state) -> None:
+    state = make_state()
+    ids = grow(state, 3)
+    keep(state, ids[:2])  # the disk filled up before the third, and before any mark
+    weights_loop = WeightsLoop(state)
+    groups = [state.manifests[manifest_id].group_ids[0] for manifest_id in ids]
+    assert not any(state.store.has_group(group) for group in groups)
+    weights_loop.settle()
+    assert all(state.store.has_group(group) for group in groups)
+    assert [manifest_id for manifest_id, _ in state.store.manifests()] == ids
+    assert state.store.head() == ids[-1]
