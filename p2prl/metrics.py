@@ -135,6 +135,16 @@ class Metrics:
         self.train_entropy = self._gauge("train_entropy", "Entropy of the policy at the last step")
         self.train_grad_norm = self._gauge("train_grad_norm", "Norm of the last gradient")
         self.train_clip_ratio = self._gauge("train_clip_ratio", "Share of clipped weights at the last step")
+        self.train_clip_fresh_ratio = self._gauge("train_clip_fresh_ratio", "The same, of fresh answers alone")
+        self.train_ess_ratio = self._gauge("train_ess_ratio", "Effective sample size of the last step's ratios, 0-1")
+        self.train_ess_weights_ratio = self._gauge("train_ess_weights_ratio", "The same of the weights that were used")
+        self.train_top_weight_ratio = self._gauge("train_top_weight_ratio", "Of all weight, what one answer had")
+        self.train_lr_multiplier = self._gauge("train_lr_multiplier", "What scaled the last step's learning rate")
+        self.train_log_ratio = self._gauge("train_log_ratio", "Mean log-ratio to the sampler, last step's answers")
+        self.train_age_versions = self._gauge("train_age_versions", "Mean age of the last step's tokens, versions")
+        self.train_equal_reward_groups = self._gauge(
+            "train_equal_reward_groups", "Groups of the last step whose rewards were equal: nothing to learn from them"
+        )
         self.policy_version = self._gauge("policy_version", "Step of the version held here")
         self.swarm_policy_version = self._gauge("swarm_policy_version", "Step of the swarm's newest version")
         self.last_train_step_timestamp = self._gauge("last_train_step_timestamp_seconds", "Last step made, unix time")

@@ -4,11 +4,13 @@ In: recipe TOML (from disk, the wheel or a peer). Out: `Recipe`; `swarm_id` = bl
 every topic, key and protocol name.
 
 Canonical form: every key with its resolved value plus `schema`, sorted, as msgpack; the name is for people and not in
-it. A release that adds a key raises SCHEMA and still computes the ids of older recipes. No node can override a key.
+it. A release that adds a key raises SCHEMA and still computes the ids of older recipes: a recipe that sets none of the
+newer keys has the canonical form of the schema before them. No node can override a key.
 """
 
 import difflib
 import tomllib
+from collections.abc import Iterable
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -16,13 +18,15 @@ from typing import Annotated, Literal
 
 import msgspec
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from p2prl.errors import ConfigError
 from p2prl.records import Sampling
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_RECIPE_BYTES = 32 * 2**10
+# Section -> the keys that schema 2 added, with their defaults.
+_SECOND = {"objective": {"prox": "none", "options": {}}, "learner": {"gradient_checkpointing": False}}
 
 
 class Section(BaseModel):
@@ -60,12 +64,27 @@ class SamplingSection(Section):
         return Sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
 
 
+Option = Annotated[int, Field(ge=-(2**53), le=2**53)] | float | Annotated[str, Field(max_length=64)] | bool
+
+
+def _nothing(value: object) -> object:
+    """TOML has no word for None."""
+    return None if value == "none" else value
+
+
 class ObjectiveSection(Section):
+    """What is an option of the objective is checked where torch is: before a node runs, and by its learner."""
+
     name: Annotated[str, Field(max_length=64)] = "gepo_vcpo"
-    clip: float | None = 0.2
+    clip: Annotated[float | None, BeforeValidator(_nothing)] = 0.2
+    """"none": no clip. Objectives without such an option don't see it; nor `baseline`."""
     baseline: Literal["mean", "min_variance"] = "mean"
     step_size: Literal["sequence", "weights", "none"] = "sequence"
     """What scales the learning rate: the effective sample size of raw ratios, of the weights used, or nothing."""
+    prox: Literal["none", "a3po", "recompute"] = "none"
+    """The proximal policy that decoupled_ppo and m2po need: interpolated by age, or a forward pass before the step."""
+    options: Annotated[dict[Annotated[str, Field(max_length=64)], Option], Field(max_length=32)] = {}
+    """Any other option of the objective, e.g. { cap = 5.0, dual_clip = "none" }; it comes before `clip`, `baseline`."""
 
 
 class LearnerSection(Section):
@@ -85,6 +104,8 @@ class LearnerSection(Section):
     training: Literal["full"] = "full"
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
     """Most padded tokens in one forward pass."""
+    gradient_checkpointing: bool = False
+    """Layers run again in the backward pass instead of keeping what they saw: a third slower, far less memory."""
     committee: Annotated[int, Field(ge=1, le=1)] = 1
     learners: tuple[Annotated[str, Field(max_length=64)], ...] = ()
     """Peer ids that may lead; empty: open to all."""
@@ -106,6 +127,7 @@ class Recipe(Section):
     """A whole recipe; all keys are in the swarm id but the name."""
 
     schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
+    """What it was written for; in the canonical form it is the least that has every key that is set."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     model: ModelSection
     environment: EnvironmentSection
@@ -117,11 +139,19 @@ class Recipe(Section):
     wire: Literal[1] = 1
 
     def canonical(self) -> bytes:
-        return canonical(self.model_dump(mode="json", by_alias=True, exclude={"name"}))
+        value = self.model_dump(mode="json", by_alias=True, exclude={"name"})
+        value["schema"] = SCHEMA
+        if all(value[section][key] == default for section, keys in _SECOND.items() for key, default in keys.items()):
+            value |= {name: _without(value[name], keys) for name, keys in _SECOND.items()} | {"schema": 1}
+        return canonical(value)
 
     @cached_property  # asked for with every record; the recipe is frozen
     def swarm_id(self) -> bytes:
         return blake3(self.canonical()).digest()
+
+
+def _without(section: dict, keys: Iterable[str]) -> dict:
+    return {key: value for key, value in section.items() if key not in keys}
 
 
 def canonical(value: dict) -> bytes:

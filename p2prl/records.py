@@ -248,6 +248,7 @@ class StepInput(Wire, frozen=True):
     parent: Version
     term: Count
     rho_on: float  # 0.0 when not measured yet: measure it on this (fresh) data
+    fresh: tuple[Group, ...] = ()  # more groups of version 0, for that measure alone
 
 
 class StepReport(Wire, frozen=True):

@@ -1,5 +1,11 @@
-"""What several kinds of test need: a disk small enough to fill."""
+"""What several kinds of test need: a disk small enough to fill, and programs that not every machine has.
 
+`@pytest.mark.needs("root", "chromium")`: a test that can't run here is skipped and says what it lacks; with
+P2PRL_ALL_TESTS=1, as in .ci/run, it fails instead.
+"""
+
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,10 +13,35 @@ from pathlib import Path
 import pytest
 
 BALLAST = "ballast"
+PACKAGES = {"chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
+
+
+def lack(needed: tuple[str, ...]) -> str:
+    """What of this the machine lacks, as a sentence; "" for nothing."""
+    for name in needed:
+        if name == "root":
+            if os.geteuid() != 0:
+                return "needs root, to mount or to make network namespaces"
+        elif shutil.which(name) is None:
+            return f"needs {name}: apt-get install {PACKAGES[name]}"
+    return ""
+
+
+def check_needs(*needed: str) -> None:
+    missing = lack(needed)
+    if missing and os.environ.get("P2PRL_ALL_TESTS"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        check_needs(*mark.args)
 
 
 class SmallDisk:
-    """A tmpfs of its own. Mounting needs root, which the tests have in CI."""
+    """A tmpfs of its own."""
 
     def __init__(self, path: Path, num_mib: int) -> None:
         self.path = path
@@ -35,7 +66,8 @@ class SmallDisk:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
-    """Mounts disks of so many MiB; gone after the test, and after the processes that still use them."""
+    """Mounts disks of so many MiB (as root); gone after the test, and after the processes that still use them."""
+    check_needs("root")
     disks: list[SmallDisk] = []
 
     def make(num_mib: int) -> SmallDisk:

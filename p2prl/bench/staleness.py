@@ -3,24 +3,27 @@
 In: names of objectives, ages, seeds, a law. Out: `RunSpec`s with a key each; the records that parent and worker exchange.
 
 An objective is named as in the registry, with choices of the recipe behind colons: `gepo_vcpo:mean:weights` (baseline;
-what sizes the step: `ess` of the raw ratios, of the `weights` used, or `none`), `gepo:unclipped`, `grpo:clip=0.3`.
+what sizes the step: `ess` of the raw ratios, of the `weights` used, or `none`), `gepo:unclipped`, and any other key of
+the recipe's section, or option of the objective, with its value: `grpo:clip=0.3`, `tis:cap=4.0`.
 Without a word on it, `vcpo` and `gepo_vcpo` size their step by `ess` and the others don't, as their papers have it.
 
 Invariant: a run's key changes with anything that may change its result: settings, seed, model, versions of the software.
 """
 
 import itertools
+import tomllib
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from blake3 import blake3
+from pydantic import ValidationError
 
 from p2prl import __version__
 from p2prl.bench.laws import LAWS
 from p2prl.errors import ConfigError
-from p2prl.recipe import Recipe, find
+from p2prl.recipe import ObjectiveSection, Recipe, explain, find
 
 BASE_RECIPE = "addition"
 NO_MAX_AGE = 100_000
@@ -42,6 +45,7 @@ FULL_SEEDS, QUICK_SEEDS = 5, 2
 _STEP_SIZES = {"ess": "sequence", "weights": "weights", "none": "none"}
 _BASELINES = ("mean", "min_variance")
 _SIZES_ITS_STEP = ("vcpo", "gepo_vcpo")
+_NEEDS_PROX = ("decoupled_ppo", "m2po")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -183,7 +187,10 @@ def recipe_of(spec: RunSpec) -> Recipe:
     }
     base = find(BASE_RECIPE)[0].model_dump(mode="json", by_alias=True)
     changed = {"objective": objective_section(spec.objective), "learner": base["learner"] | learner}
-    return Recipe.model_validate(base | changed)
+    try:
+        return Recipe.model_validate(base | changed)
+    except ValidationError as error:
+        raise ConfigError(f"no recipe can be made for {spec.objective}: {explain(error, Recipe)}") from None
 
 
 def objective_section(text: str) -> dict[str, Any]:
@@ -193,6 +200,7 @@ def objective_section(text: str) -> dict[str, Any]:
         "name": name,
         "baseline": "min_variance",
         "step_size": "sequence" if name in _SIZES_ITS_STEP else "none",
+        "prox": "recompute" if name in _NEEDS_PROX else "none",
     }
     for choice in choices:
         if choice in _STEP_SIZES:
@@ -201,16 +209,21 @@ def objective_section(text: str) -> dict[str, Any]:
             section["baseline"] = choice
         elif choice == "unclipped":
             section["clip"] = None
-        elif choice.startswith("clip="):
-            section["clip"] = _number(choice)
+        elif "=" in choice:
+            key, _, value = choice.partition("=")
+            if key in ObjectiveSection.model_fields:
+                section[key] = _value(value)
+            else:
+                section.setdefault("options", {})[key] = _value(value)
         else:
-            known = (*_STEP_SIZES, *_BASELINES, "unclipped", "clip=NUMBER")
+            known = (*_STEP_SIZES, *_BASELINES, "unclipped", "KEY=VALUE")
             raise ConfigError(f"{text!r} has the choice {choice!r}; known are: {', '.join(known)}")
     return section
 
 
-def _number(choice: str) -> float:
+def _value(text: str) -> Any:
+    """As TOML has it; a bare word is a text."""
     try:
-        return float(choice.partition("=")[2])
-    except ValueError:
-        raise ConfigError(f"{choice!r} gives no number") from None
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -16,11 +16,10 @@ from p2prl.errors import P2prlError
 
 SMOOTH_STEPS = 10
 DIAGNOSIS = (
-    ("reward_mean", "training reward", "linear"),
-    ("ess_ratio", "effective sample size / B", "log"),
-    ("kl", "KL to the sampler, a token", "symlog"),
-    ("log_ratio_max", "largest log ratio", "symlog"),
-    ("grad_norm", "gradient norm", "log"),
+    ("ess_ratio", "effective sample size / B", 1e-3),
+    ("kl", "KL to the sampler, a token", 1e-2),
+    ("log_ratio_max", "largest log ratio", 1e-2),
+    ("grad_norm", "gradient norm", 1e-3),
 )
 
 
@@ -90,23 +89,32 @@ def _over_steps(figure: Any, kept: Sequence[tuple[Run, Trace]], ages: Sequence[i
 
 
 def _collapse(figure: Any, kept: Sequence[tuple[Run, Trace]], age: int, colors: dict[str, str]) -> Any:
-    panels = figure.subplots(len(DIAGNOSIS), 1, sharex=True)
-    for axes, (name, label, scale) in zip(panels, DIAGNOSIS, strict=True):
-        for objective, color in colors.items():
-            mine = [(run, trace) for run, trace in kept if (run.objective, run.age) == (objective, age)]
-            values = _mean_trace([trace for _, trace in mine], name)
-            fallen = any(run.collapsed for run, _ in mine)
-            text = f"{objective} (collapsed)" if fallen else objective
-            axes.plot(values, color=color, label=text, linestyle="--" if fallen else "-", linewidth=1)
-        if scale == "symlog":
-            axes.set_yscale("symlog", linthresh=1e-2)
-        elif scale == "log":
-            axes.set_yscale("symlog", linthresh=1e-3)
+    panels = figure.subplots(1 + len(DIAGNOSIS), 1, sharex=True)
+    for objective, color in colors.items():
+        mine = [(run, trace) for run, trace in kept if (run.objective, run.age) == (objective, age)]
+        fallen = any(run.collapsed for run, _ in mine)
+        style: dict[str, Any] = {"color": color, "linestyle": "--" if fallen else "-", "linewidth": 1}
+        label = f"{objective} (collapsed)" if fallen else objective
+        panels[0].plot(*_evaluated([run for run, _ in mine]), marker=".", label=label, **style)
+        for axes, (name, _, _) in zip(panels[1:], DIAGNOSIS, strict=True):
+            axes.plot(_mean_trace([trace for _, trace in mine], name), **style)
+    for axes, (_, label, linear_below) in zip(panels[1:], DIAGNOSIS, strict=True):
+        axes.set_yscale("symlog", linthresh=linear_below)
         axes.set_ylabel(label, fontsize="small")
-    panels[0].set_title(f"Collapse diagnosis at age {age}: mean over seeds of {SMOOTH_STEPS}-step means")
+    panels[0].set_ylabel("reward, held-out prompts", fontsize="small")
+    panels[0].set_title(f"Collapse diagnosis at age {age}: means over seeds, the lower ones of {SMOOTH_STEPS} steps")
     panels[0].legend(fontsize="x-small")
     panels[-1].set_xlabel("step")
     return figure
+
+
+def _evaluated(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+    """Ticks and mean rewards of the policy in training, its final one included."""
+    by_tick: dict[int, list[float]] = {}
+    for run in runs:
+        for tick, reward in (*run.evaluations, (run.settings.num_steps, run.reward_final)):
+            by_tick.setdefault(tick, []).append(reward)
+    return sorted(by_tick), [fmean(by_tick[tick]) for tick in sorted(by_tick)]
 
 
 def _mean_trace(traces: Sequence[Trace], name: str) -> list[float]:

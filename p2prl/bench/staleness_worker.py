@@ -47,12 +47,10 @@ def _reply(pipe: BlockingPipe[Request], request: Request) -> Reply:
 
 
 def _prepare(specs: tuple[RunSpec, ...]) -> Ready:
-    from p2prl.learner.step import objective_options
-    from p2prl.objectives.registry import find_objective
+    from p2prl.learner.objective_options import check_objective
 
     for spec in specs:
-        section = recipe_of(spec).objective
-        find_objective(section.name).check(objective_options(section, 1))
+        check_objective(recipe_of(spec))
     warnings.simplefilter("ignore")  # many runs, one terminal; what matters is in the results
     gc.collect()
     gc.freeze()  # the libraries' objects stay: looking through them again costs a tenth of a run

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from p2prl.codec import limit_of
 from p2prl.environments.messages import Judgement
 from p2prl.recipe import Recipe
 from p2prl.records import Completion, Group, Sampling, Verdict, Version
@@ -22,6 +23,9 @@ from p2prl.records import Completion, Group, Sampling, Verdict, Version
 MAX_LOGPROB = 1e-4  # rounding may lift the log-prob of a certain token a little over 0
 REWARD_TOLERANCE = 1e-6
 MAX_VERDICT_MESSAGE = 256
+PROMPT_BYTES = 512 * 2**10  # of a group beside its answers: a prompt of 100,000 tokens
+ANSWER_BYTES = 4096  # of an answer beside its tokens
+TOKEN_BYTES = 12  # an id, a log-prob, its part of the segments
 
 REASONS: dict[str, str] = {
     "wrong_maker": "The group names another peer than the one that signed it.",
@@ -91,6 +95,12 @@ def rules_of(
         num_prompts=num_prompts,
         vocab_size=vocab_size,
     )
+
+
+def most_bytes(rules: AdmissionRules) -> int:
+    """What a sealed group may weigh under these rules; nothing larger is pulled, decoded or looked at."""
+    answer = ANSWER_BYTES + TOKEN_BYTES * rules.sampling.max_new_tokens
+    return min(limit_of(Group), PROMPT_BYTES + rules.group_size * answer)
 
 
 def examine(group: Group, group_id: bytes, signer: str, rules: AdmissionRules, known: Knowledge) -> str:

@@ -4,8 +4,9 @@ In: the admitted groups that no step has used, their ages, the time. Out: the id
 too old to be of use.
 
 Invariants: makers take turns, each with its youngest first, so that a peer whose groups all grew old while others' are
-fresh is not left waiting, idle, until they are too old; a batch has at most `groups_per_step` groups, each once; at most half of it is one
-peer's when three or more have groups to give; none is older than `max_age`. The order of the entries does not matter.
+fresh is not left waiting, idle, until they are too old; a batch has at most `groups_per_step` groups, each once; at most
+half of it is one peer's when three or more have groups to give; none is older than `max_age`. The order of the entries
+does not matter.
 """
 
 from collections import Counter

@@ -10,11 +10,13 @@ import click
 BENCHMARKS = {
     "node": "p2prl.cli.bench_node:node",
     "staleness": "p2prl.cli.bench_staleness:staleness",
+    "step": "p2prl.cli.bench_step:step",
 }
 # What --help says, so that it imports no benchmark.
 SUMMARIES = {
     "node": "How fast a node is: commands, join, gossip, event loop, generation, idle cost.",
     "staleness": "Which objective survives samplers that lag: trains the built-in policy.",
+    "step": "What an optimiser step costs by its objective, on the built-in policy and SmolLM2.",
 }
 
 

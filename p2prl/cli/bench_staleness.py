@@ -67,7 +67,7 @@ def staleness(ctx: click.Context, as_json: bool, **given: Any) -> None:
     """Train the built-in policy with samplers that lag, and compare objectives.
 
     An objective is a registry name, with choices behind colons: mean or min_variance (baseline), ess, weights or none
-    (what sizes the step), unclipped, clip=0.3.
+    (what sizes the step), unclipped, or a key of the recipe's section: clip=0.3.
     """
     from p2prl.bench import staleness_pool, staleness_summary
 

@@ -21,11 +21,11 @@ from p2prl.errors import LearnerError, P2prlError, StoreError
 from p2prl.learner import checkpoint, messages
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
+from p2prl.learner.objective_options import check_objective, objective_call
 from p2prl.learner.policy import Policy
 from p2prl.learner.score_norms import ScoreNorms
 from p2prl.learner.score_step import needs_score_norms
-from p2prl.learner.step import apply_part, compute_part, objective_options
-from p2prl.objectives.registry import find_objective
+from p2prl.learner.step import apply_part, compute_part, measure_rho_on
 from p2prl.pipes import BlockingPipe, PipeClosed
 from p2prl.recipe import Recipe
 from p2prl.records import PIECE_BYTES, StepInput, StepReport, Version
@@ -33,6 +33,8 @@ from p2prl.records import PIECE_BYTES, StepInput, StepReport, Version
 _NICENESS = 5
 NO_MEMORY = "the learner's memory ran out; free some, or run with --role rollout"
 UNSETTLED = Version(0, 0, bytes(32))
+MANY_CLIPPED = 0.25  # of the fresh answers
+CLIP_NOTE_STEPS = 100  # between two notes on it
 
 
 class Learner:
@@ -42,6 +44,7 @@ class Learner:
         self._recipe, self._policy = recipe, policy
         self._blobs, self._checkpoints = blobs, checkpoints
         self._has_followed = False
+        self._clip_note_at = 0  # the step from which on it may be said again
 
     def handle(self, request: messages.Request) -> messages.Reply:
         match request:
@@ -82,9 +85,10 @@ class Learner:
         rows = collate(step, self._recipe.learner.max_age)
         marks.append(time.perf_counter())
         part = merge([compute_part(self._policy, rows, self._recipe)])
+        rho_on = step.rho_on or measure_rho_on(self._policy, part, step, self._recipe)
         marks.append(time.perf_counter())
         self._policy.version = UNSETTLED  # until the result is on disk; a failure needs a Follow
-        done = apply_part(self._policy, part, self._recipe, step.rho_on)
+        done = apply_part(self._policy, part, self._recipe, rho_on)
         marks.append(time.perf_counter())
         path, content, pieces, state = publish(self._policy, self._blobs)
         version = Version(step.term, step.parent.step + 1, state)
@@ -103,7 +107,18 @@ class Learner:
             num_tokens=part.num_tokens,
             wall_s=marks[-1] - marks[0],
         )
-        return messages.Trained(number, report, (done.skipped,) if done.skipped else ())
+        notes = (done.skipped, self._clip_note(done.metrics, version.step))
+        return messages.Trained(number, report, tuple(note for note in notes if note))
+
+    def _clip_note(self, metrics: dict[str, float], step: int) -> str:
+        share = metrics.get("clip_fraction_fresh", 0.0)
+        if share <= MANY_CLIPPED or step < self._clip_note_at:
+            return ""
+        self._clip_note_at = step + CLIP_NOTE_STEPS
+        return (
+            f"{share:.0%} of the fresh answers were clipped, so nothing is learned from them; "
+            "if it goes on, a wider objective.clip in the recipe may learn more"
+        )
 
 
 def publish(policy: Policy, blobs: Path) -> tuple[Path, bytes, tuple[bytes, ...], bytes]:
@@ -134,11 +149,11 @@ def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:
         recipe = Recipe.model_validate_json(setup.recipe_json)
     except ValidationError as error:
         raise LearnerError(f"the daemon sent a recipe that can't be read: {error}") from error
-    objective = find_objective(recipe.objective.name)  # an unknown one is found now, not at the first step
+    check_objective(recipe)  # now, not at the first step
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.load(recipe, Path(setup.models_cache), device)
     learner = Learner(recipe, policy, Path(setup.blobs), Path(setup.checkpoints))
-    slow = needs_score_norms(objective, objective_options(recipe.objective))
+    slow = needs_score_norms(*objective_call(recipe))
     unknown = ScoreNorms(policy.module).unknown if slow else ""
     notes = (f"steps are slow: score norms take one backward pass an answer, since {unknown}",) if unknown else ()
     return learner, messages.Ready(policy.version, device, notes)

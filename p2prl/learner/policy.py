@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2prl.errors import LearnerError
 from p2prl.learner.shared_prompt import continue_prompts, distinct_prompts
 from p2prl.models.load import load_module
 from p2prl.models.tensors import load_into, write_state
@@ -29,7 +30,10 @@ class Policy:
 
     def __init__(self, module: torch.nn.Module, learner: LearnerSection, version: Version) -> None:
         self.module, self.version, self._learner = module, version, learner
-        self.shares_prompts = True  # False where layers are to see whole answers, one a row, as score norms must
+        # False where layers are to see whole answers, one a row, as score norms must, or may keep no keys and values.
+        self.shares_prompts = not learner.gradient_checkpointing
+        if learner.gradient_checkpointing:
+            _checkpoint_layers(module)
         self._parameters = dict(module.named_parameters())
         self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.masters = {name: value.detach().float().clone() for name, value in self._parameters.items()}
@@ -129,3 +133,18 @@ class Policy:
     def _round(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.copy_(self.masters[name].bfloat16())
+
+
+def _checkpoint_layers(module: torch.nn.Module) -> None:
+    """Layers keep their input alone and run again in the backward pass.
+
+    transformers does so only in training mode; the mode is set on the layers that checkpoint and on nothing inside
+    them, so that dropout stays off: what is trained is what was sampled from.
+    """
+    model: Any = module
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise LearnerError("this model has no gradient checkpointing; set learner.gradient_checkpointing = false")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in module.modules():
+        if getattr(layer, "gradient_checkpointing", False):
+            layer.training = True

@@ -1,6 +1,7 @@
 """Version 0 of the recipe's model on this disk, checked against the recipe.
 
-In: a recipe, a home. Out: the weights file of version 0. Heavy sources are prepared in a child process.
+In: a recipe, a home. Out: the weights file of version 0. Heavy sources are prepared in a child process, where an
+objective that is more than the defaults is tried too.
 """
 
 import asyncio
@@ -12,11 +13,19 @@ from p2prl.errors import ConfigError
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 
+_KNOWN = ("gepo_vcpo", "gepo")  # nothing to find out about these, so torch need not be imported for it
 
-async def prepare_base(recipe: Recipe, home: Home, progress: int | None = None) -> Path:
-    """Raises ConfigError when the model can't be had or is another than the recipe's."""
+
+async def prepare_base(recipe: Recipe, home: Home, progress: int | None = None, *, learns: bool = False) -> Path:
+    """Raises ConfigError when the model can't be had or is another than the recipe's.
+
+    `learns`: this node may lead, so it must be able to train by the recipe's objective; others need not know it.
+    """
+    objective = recipe.objective
+    plain = objective.name in _KNOWN and not objective.options and objective.prox == "none"
+    trial = [] if plain or not learns else [recipe.model_dump_json(by_alias=True)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "p2prl.node.prepare_process", recipe.model.source, str(home.models),
+        sys.executable, "-m", "p2prl.node.prepare_process", recipe.model.source, str(home.models), *trial,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=progress,
     )  # fmt: skip
     output, _ = await process.communicate()

@@ -206,7 +206,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
     lock = take_lock(home)
     try:
         identity = Identity.load(home.identity)
-        base_path = await prepare_base(recipe, home)
+        base_path = await prepare_base(recipe, home, learns=config.node.role in ("full", "learner"))
         disk.check_room(home, base_path.stat().st_size)
         base = Version(0, 0, bytes.fromhex(recipe.model.hash))
         store = Store.open(home.database, SystemClock().unix())

@@ -12,7 +12,20 @@ from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
 from p2prl.web.series import Series
 
-TRAINING_NAMES = ("loss", "ess_ratio", "lr_multiplier", "grad_norm", "kl", "entropy", "clip_fraction", "age_mean")
+TRAINING_NAMES = (
+    "loss",
+    "ess_ratio",
+    "ess_ratio_weights",
+    "weight_top_share",
+    "lr_multiplier",
+    "grad_norm",
+    "kl",
+    "entropy",
+    "clip_fraction",
+    "clip_fraction_fresh",
+    "log_ratio_mean",
+    "age_mean",
+)
 
 
 class Control:

@@ -20,6 +20,7 @@ class ElectionLoop:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._tasks: dict[asyncio.Task, None] = {}
+        self._told = (0, "")  # the term and leader that the log named last
         self.changed = asyncio.Event()  # set whenever the leader or our role changed
         state.transport.serve("vote", self.on_vote_request)
         state.transport.subscribe(TOPIC, self.on_gossip)
@@ -39,10 +40,15 @@ class ElectionLoop:
         if publisher == lease.leader:
             state.membership.heard(publisher, state.now())
         before = (state.election.term, state.election.leader, state.election.sequence)
-        self._decide(election.LeaseHeard(lease))
+        self._decide(election.LeaseHeard(lease, self._proves(lease.manifest_id, lease.term, lease.leader)))
         after = (state.election.term, state.election.leader, state.election.sequence)
         if after != before and state.election.leader == lease.leader:
             state.sealed_lease = data
+
+    def _proves(self, manifest_id: bytes, term: int, leader: str) -> bool:
+        """Whether that version is on our chain, so verified, and of this term and leader."""
+        manifest = self._state.manifests.get(manifest_id)
+        return manifest is not None and (manifest.version.term, manifest.learner) == (term, leader)
 
     def _unsealed(self, data: bytes) -> Lease:
         lease = codec.unseal(data, Lease, self._state.swarm, owner=lambda lease: lease.leader).record
@@ -84,6 +90,7 @@ class ElectionLoop:
             can_lead=state.can_learn and state.learner_ready and not state.draining and not state.disk_full,
             manifest_id=state.head_id,
             lagged=state.loop_lag_s > 1.0,
+            proven=self._proves(state.head_id, state.election.term, state.election.leader),
         )
 
     def _decide(self, event: election.Event) -> tuple[election.Action, ...]:
@@ -93,7 +100,7 @@ class ElectionLoop:
         for action in actions:
             self._act(action)
         if (state.election.role, state.election.term, state.election.leader) != before:
-            self._report(before)
+            self._report()
         return actions
 
     def _act(self, action: election.Action) -> None:
@@ -161,9 +168,10 @@ class ElectionLoop:
         if allowed and peer not in allowed:
             raise BadRecord("the recipe does not let this peer lead", peer=peer)
 
-    def _report(self, before: tuple) -> None:
+    def _report(self) -> None:
         state = self._state
         term, leader = state.election.term, state.election.leader
-        if leader and (term, leader) != before[1:]:
+        if leader and (term, leader) != self._told:
+            self._told = (term, leader)
             state.emit("log", level="info", event="new leader", term=term, leader=leader)
         self.changed.set()

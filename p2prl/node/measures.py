@@ -22,6 +22,14 @@ TRAIN_GAUGES = {
     "entropy": "train_entropy",
     "grad_norm": "train_grad_norm",
     "clip_fraction": "train_clip_ratio",
+    "clip_fraction_fresh": "train_clip_fresh_ratio",
+    "ess_ratio": "train_ess_ratio",
+    "ess_ratio_weights": "train_ess_weights_ratio",
+    "weight_top_share": "train_top_weight_ratio",
+    "lr_multiplier": "train_lr_multiplier",
+    "log_ratio_mean": "train_log_ratio",
+    "age_mean": "train_age_versions",
+    "equal_reward_groups": "train_equal_reward_groups",
 }
 STEP_STAGES = ("wait", "batch", "gradient", "optim", "publish")  # metrics `STAGE_s` of a step
 

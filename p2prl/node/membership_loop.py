@@ -79,7 +79,9 @@ class MembershipLoop:
         self._state.joined = any(report.peer for report in self.reports)
         if not self._state.joined:
             first = dead[0]
-            self._state.note("no_peers", f"no bootstrap answers ({first.address}: {first.error})", "p2prl keeps dialling")
+            self._state.note(
+                "no_peers", f"no bootstrap answers ({first.address}: {first.error})", "p2prl keeps dialling"
+            )
         else:
             self._joined()
 
@@ -223,7 +225,9 @@ class MembershipLoop:
                         )
                     )
                 else:
-                    self._state.note("same_identity", f"this identity runs elsewhere too, at {address}", "stop that node")
+                    self._state.note(
+                        "same_identity", f"this identity runs elsewhere too, at {address}", "stop that node"
+                    )
                 return
         self._stale_boots.add(info.boot_id)
 

@@ -8,14 +8,14 @@ standing, never us our loop; a group is admitted once.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 
 import msgspec
 
 from p2prl import codec
 from p2prl.buffer import admission
 from p2prl.environments.messages import Judgement
-from p2prl.errors import BadRecord, P2prlError, PeerError, StoreError
+from p2prl.errors import BadRecord, P2prlError, PeerError, StoreError, TooLarge, Unreachable
 from p2prl.node.announcements import AGAIN_S, TOPIC, announce_again
 from p2prl.node.ports import EnvironmentPort
 from p2prl.node.state import NodeState
@@ -31,7 +31,8 @@ from p2prl.swarm.head import is_better
 PULL_LIMIT = 256
 DIGEST_S = 3.0
 PASSING = frozenset({"duplicate", "quarantined"})  # refusals that say nothing against the group itself
-VERDICT_BATCH = 256
+VERDICT_BATCH = 160  # fit into one call, whatever they say
+PULL_S = 60.0  # for one request of bodies; whoever serves slower is asked for fewer the next time round
 MAX_ASKED = 64  # by a new leader, at once
 
 
@@ -76,6 +77,8 @@ class ReceiveLoop:
         self._wake = asyncio.Event()
         self._verdicts: dict[str, list[Verdict]] = {}
         self._pulls: dict[asyncio.Task, None] = {}
+        self._talks: dict[asyncio.Task, None] = {}  # digests and verdicts on their way
+        self._told: set[str] = set()  # makers whose verdicts are on their way
         self._random = random.Random(state.boot_id)
         self.admitted = asyncio.Event()
         self.arrived: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(1024)
@@ -109,8 +112,8 @@ class ReceiveLoop:
                 next_digest = now + DIGEST_S
                 self._expire()
                 self._offer_unjudged()
-                await self._exchange_digests()
-            await self._send_verdicts()
+                self._exchange_digests()
+            self._send_verdicts()
 
     async def run_admission(self) -> None:
         """Examine what arrived, in batches that the environment process judges together."""
@@ -121,8 +124,8 @@ class ReceiveLoop:
             await self._admit(batch)
 
     async def stop(self) -> None:
-        """End the pulls that are under way."""
-        await end_tasks(self._pulls)
+        """End the pulls and the talks that are under way."""
+        await end_tasks([*self._pulls, *self._talks])
         await self._unplaced.stop()
 
     def offer_own(self, sealed: bytes) -> None:
@@ -156,21 +159,31 @@ class ReceiveLoop:
 
     async def _pull(self, pull: gossip.Pull) -> None:
         state = self._state
-        wanted = {header.id: header for header in pull.headers}
-        body = codec.encode(GroupsRequest(tuple(wanted)))
-        most = sum(header.content_bytes for header in pull.headers) + 1024
+        most = admission.most_bytes(self._rules)
+        wanted = {header.id: header for header in pull.headers if header.content_bytes <= most}
+        if too_large := [header.id for header in pull.headers if header.id not in wanted]:
+            state.blame(TooLarge(f"groups of more than {most} bytes were announced"), pull.peer)
+            state.wanted.forget(too_large)
         try:
-            parts = bytearray()
-            async for item in state.transport.stream(pull.peer, "group", body, max_bytes=most):
-                parts += item[1:]
-                if item[:1] == b"\x01":  # the last part of a body
-                    await self.arrived.put((pull.peer, bytes(parts)))
-                    parts.clear()
+            if wanted:
+                await asyncio.wait_for(self._take_bodies(pull.peer, tuple(wanted), most), PULL_S)
+        except TimeoutError:
+            state.blame(Unreachable(f"the groups asked for did not come within {PULL_S:.0f} s"), pull.peer)
         except PeerError as error:
             state.blame(error, pull.peer)
         for group_id in wanted:
             state.wanted.failed(group_id, pull.peer, state.now())  # no effect on those that came
         self._wake.set()
+
+    async def _take_bodies(self, peer: str, ids: tuple[bytes, ...], most: int) -> None:
+        body, parts = codec.encode(GroupsRequest(ids)), bytearray()
+        async for item in self._state.transport.stream(peer, "group", body, max_bytes=most * len(ids) + 1024):
+            parts += item[1:]
+            if len(parts) > most:
+                raise TooLarge(f"a group of more than {most} bytes", peer=peer)
+            if item[:1] == b"\x01":  # the last part of a body
+                await self.arrived.put((peer, bytes(parts)))
+                parts.clear()
 
     async def _serve_groups(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
         request = codec.decode(body, GroupsRequest)
@@ -187,10 +200,11 @@ class ReceiveLoop:
         state = self._state
         examined: list[tuple[codec.Sealed[Group], bytes]] = []
         for peer, data in batch:
+            await asyncio.sleep(0)  # to check a large one takes a moment: others' turn between two
             try:
                 sealed = codec.unseal(data, Group, state.swarm, owner=lambda group: group.maker)
             except PeerError as error:
-                state.blame(error)
+                state.blame(error, peer)
                 state.counts.refused_here[error.code] = state.counts.refused_here.get(error.code, 0) + 1
                 continue
             state.wanted.have(sealed.id)
@@ -279,7 +293,7 @@ class ReceiveLoop:
 
     # -- digests and verdicts ---------------------------------------------------------------------------------------
 
-    async def _exchange_digests(self) -> None:
+    def _exchange_digests(self) -> None:
         """Ask two random peers (a new leader: all) what we missed."""
         state = self._state
         others = sorted(state.live() - {state.me})
@@ -288,8 +302,13 @@ class ReceiveLoop:
             self._asked_term = state.election.term
         known = [header.id for _, header in state.wanted.known()]
         body = codec.encode(DigestRequest(gossip.digest(known)[:4096]))
-        await asyncio.gather(*(self._ask_digest(peer, body) for peer in chosen))
-        self._pull_some()
+        for peer in chosen:  # nobody waits for one that does not answer
+            self._talk(self._ask_digest(peer, body), f"digest of {peer}")
+
+    def _talk(self, call: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(call, name=name)
+        self._talks[task] = None
+        task.add_done_callback(lambda done: self._talks.pop(done, None))
 
     async def _ask_digest(self, peer: str, body: bytes) -> None:
         state = self._state
@@ -299,10 +318,13 @@ class ReceiveLoop:
             state.blame(error, peer)
             return
         state.membership.heard(peer, state.now())
+        most = admission.most_bytes(self._rules)
         for offer in reply.offers:
-            state.wanted.told(peer, offer.maker, (offer.header,), state.now())
+            if offer.header.content_bytes <= most:
+                state.wanted.told(peer, offer.maker, (offer.header,), state.now())
         if reply.head is not None and is_better(reply.num_groups, reply.head, state.num_groups, state.head):
             self._weights.heard_of(reply.manifest_id, peer)
+        self._wake.set()
 
     def _is_new_leader(self) -> bool:
         return self._state.leads and self._state.election.term != self._asked_term
@@ -325,14 +347,19 @@ class ReceiveLoop:
             if len(batch) < VERDICT_BATCH:
                 batch.append(verdict)
 
-    async def _send_verdicts(self) -> None:
-        state = self._state
-        batches, self._verdicts = self._verdicts, {}
-        for maker, verdicts in batches.items():
-            try:
-                await state.transport.call(maker, "verdicts", codec.encode(VerdictBatch(tuple(verdicts))))
-            except PeerError as error:
-                state.blame(error, maker)
+    def _send_verdicts(self) -> None:
+        """One call to a maker at a time; nobody waits for one that does not answer."""
+        for maker in [maker for maker in self._verdicts if maker not in self._told]:
+            self._told.add(maker)
+            self._talk(self._send(maker, tuple(self._verdicts.pop(maker))), f"verdicts to {maker}")
+
+    async def _send(self, maker: str, verdicts: tuple[Verdict, ...]) -> None:
+        try:
+            await self._state.transport.call(maker, "verdicts", codec.encode(VerdictBatch(verdicts)))
+        except PeerError as error:
+            self._state.blame(error, maker)
+        finally:
+            self._told.discard(maker)
 
     async def _on_verdicts(self, peer: str, body: bytes) -> bytes:
         batch = codec.decode(body, VerdictBatch)

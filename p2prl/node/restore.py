@@ -35,6 +35,8 @@ def restore(state: NodeState) -> None:
         if blob_path(state.home.blobs, manifest.content_hash).is_file():
             usable.append(manifest_id)
     state.head_id = _newest_whole(state, usable)
+    for left in state.home.blobs.glob("*/.*.part"):  # fetched half-way when we were killed
+        left.unlink(missing_ok=True)
     for row in state.store.own_waiting():
         state.wanted.own(state.me, row.header, state.now())
     if state.store.notice:

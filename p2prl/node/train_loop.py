@@ -7,6 +7,7 @@ is gossiped, so whoever hears of a version can fetch it; a step whose parent is 
 """
 
 import asyncio
+import itertools
 import math
 
 from p2prl import codec
@@ -24,6 +25,7 @@ from p2prl.weights.publish import Trained, make_manifest
 STEP_TIMEOUT_S = 900.0
 POLL_S = 0.1
 LEAST_S = 1e-3
+RHO_ON_GROUPS = 64  # of version 0, what a fresh batch's effective sample size is measured on
 
 
 class TrainLoop:
@@ -122,16 +124,27 @@ class TrainLoop:
         if not groups:
             return
         ages = tuple(tuple(state.age_of(version) or 0 for version in group.versions) for group in groups)
-        step = StepInput(tuple(groups), tuple(ids), ages, parent.version, state.election.term, self._rho_on())
+        rho_on = self._rho_on()
+        fresh = self._fresh(ids) if rho_on == 0.0 else ()
+        step = StepInput(tuple(groups), tuple(ids), ages, parent.version, state.election.term, rho_on, fresh)
         reply = await self._learner.request(lambda number: messages.Train(number, step), timeout_s=STEP_TIMEOUT_S)
         report: StepReport = reply.report
         self._tell(reply.notes)
         self.last = report.metrics
         if state.head_id != parent.id or not state.leads or report.version.term != state.election.term:
             self._holds = None  # another head won meanwhile: the groups wait for the next step
+            if all(known.content_hash != report.content_hash for known in state.manifests.values()):
+                self._weights.drop_file(report.content_hash)
             return
         self._publish(report, groups, ids, ages)
         await self._checkpoint_when_due()
+
+    def _fresh(self, chosen: list[bytes]) -> tuple[Group, ...]:
+        """More groups of version 0 that wait here, up to RHO_ON_GROUPS with the chosen."""
+        rows = [row for row in self._state.store.admitted_untrained() if row.id not in chosen]
+        bodies = (self._state.store.body(row.id) for row in rows if self._state.age_of(row.version) == 0)
+        wanted = itertools.islice((body for body in bodies if body), max(0, RHO_ON_GROUPS - len(chosen)))
+        return tuple(codec.unseal(body, Group, self._state.swarm).record for body in wanted)
 
     def _publish(
         self, report: StepReport, groups: list[Group], ids: list[bytes], ages: tuple[tuple[int, ...], ...]

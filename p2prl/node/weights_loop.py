@@ -3,26 +3,33 @@
 In: leases (they name a head), manifests and pieces of peers. Out: `NodeState.head_id`; new versions in the engine.
 
 Invariants: a head is adopted only when its whole chain was checked and its weights verified; the old one stays in use
-until then. Groups of a losing branch go back to the buffer.
+until then. Groups of a losing branch go back to the buffer. Nobody who drips or fails keeps us from another's head: all
+has a deadline, and the leader's news cuts short what somebody else makes us wait for.
 """
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from itertools import islice
-
-import msgspec
 
 from p2prl import codec
 from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.node.state import NodeState
+from p2prl.node.supervisor import end_tasks
+from p2prl.node.targets import Target, Targets
 from p2prl.records import Lease, Manifest, Version, Wire
 from p2prl.status import StepRow
-from p2prl.swarm.head import MissingParent
 from p2prl.swarm.mandate import check_mandate
 from p2prl.weights import pieces
 
-MAX_MANIFESTS = 4096
-RETRY_S = 1.0
+MAX_MANIFESTS = 4096  # in one stream; a longer chain takes several
+MAX_MANIFEST_BYTES = 256 * 2**20  # of one chain
+MANIFESTS_S = 300.0  # for the manifests of one peer
+GRACE_S = 10.0  # before the leader's news cuts short what another makes us wait for
+LOOK_S = 1.0
+YIELD_EVERY = 32
+VERSION_SLACK_BYTES = 2**20
 SETTLED = 64  # versions whose marks are written again after a failure
 
 
@@ -34,18 +41,19 @@ class ManifestsRequest(Wire, frozen=True):
     version: Version | None = None  # given where only the version of the head is known
 
 
-class Target(msgspec.Struct, frozen=True):
-    """A head that somebody told of, and who: asked first for manifests and pieces."""
-
-    manifest_id: bytes
-    holder: str
-
-
 class WeightsLoop:
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._target: Target | None = None
+        self._targets = Targets()
         self._wake = asyncio.Event()
+        base = state.base_path
+        # All versions are of one architecture; what claims to be much larger is not fetched.
+        self._most_bytes = 2 * base.stat().st_size + VERSION_SLACK_BYTES if base.exists() else pieces.MAX_VERSION_BYTES
+        self._files = {  # content hash -> step, of the versions whose files are here
+            manifest.content_hash: manifest.version.step
+            for manifest in state.manifests.values()
+            if pieces.blob_path(state.home.blobs, manifest.content_hash).is_file()
+        }
         self.adopted = asyncio.Event()  # set with each new head
         state.transport.subscribe("lease", self._on_lease)
         state.transport.serve_stream("manifests", self._serve_manifests)
@@ -53,32 +61,57 @@ class WeightsLoop:
 
     def _on_lease(self, publisher: str, data: bytes) -> None:
         lease = codec.unseal(data, Lease, self._state.swarm, owner=lambda lease: lease.leader).record
+        allowed = self._state.recipe.learner.learners
+        if publisher != lease.leader or (allowed and lease.leader not in allowed):
+            return  # the election's handler of the same message tells whose fault it is
         if lease.manifest_id != codec.ZERO_HASH and lease.manifest_id != self._state.head_id:
             self.heard_of(lease.manifest_id, lease.leader)
 
     def heard_of(self, manifest_id: bytes, holder: str) -> None:
         """Somebody holds another head: followed when it is the better one."""
         if holder != self._state.me:
-            self._target = Target(manifest_id, holder)
+            self._targets.told(manifest_id, holder, self._state.election.leader)
             self._wake.set()
 
     async def run(self) -> None:
         self.settle()
         while True:
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):  # then one that failed may be tried again
+                await asyncio.wait_for(self._wake.wait(), self._targets.wait_s(self._state.now()))
             self._wake.clear()
             if self._state.disk_full:
-                continue  # the next lease wakes us again
-            target = self._target
-            if target is None or target.manifest_id == self._state.head_id:
+                await asyncio.sleep(LOOK_S)
                 continue
-            try:
-                await self._follow(target)
-            except PeerError as error:
-                self._state.blame(error)
-                self._state.emit("log", level="debug", event="head not followed", why=str(error)[:200])
-                await asyncio.sleep(RETRY_S)
-                self._wake.set()
+            target = self._targets.next(self._state.election.leader, self._state.now())
+            if target is None:
+                continue
+            self._wake.set()  # there may be more
+            if target.manifest_id != self._state.head_id:
+                await self._try(target)
+
+    async def _try(self, target: Target) -> None:
+        state = self._state
+        following = asyncio.create_task(self._follow(target), name=f"follow a head of {target.holder}")
+        try:
+            await self._wait_for(following, target)
+            await following
+            self._targets.done(target)
+        except PeerError as error:
+            state.blame(error)
+            state.emit("log", level="debug", event="head not followed", why=str(error)[:200])
+            self._targets.failed(target, state.election.leader, state.now())
+        finally:
+            await end_tasks([following])
+
+    async def _wait_for(self, following: asyncio.Task, target: Target) -> None:
+        """Until it has ended; raises Unreachable when it takes long and the leader has news."""
+        state, began = self._state, self._state.now()
+        while not following.done():
+            await asyncio.wait({following}, timeout=LOOK_S)
+            leader = state.election.leader
+            waits = leader != target.holder and self._targets.is_ready(leader, state.now())
+            if waits and not following.done() and state.now() - began >= GRACE_S:
+                raise Unreachable("the leader has news, and this head is slow to come", peer=target.holder)
 
     async def _follow(self, target: Target) -> None:
         state, manifest_id, holder = self._state, target.manifest_id, target.holder
@@ -88,6 +121,7 @@ class WeightsLoop:
             return
         manifest = state.manifests[manifest_id]
         await pieces.fetch(state.transport, manifest, lambda: self._holders(holder), state.home.blobs)
+        self._files[manifest.content_hash] = manifest.version.step
         if state.chain.best((manifest_id, state.head_id)) == manifest_id:
             self.adopt(manifest_id)
 
@@ -111,29 +145,44 @@ class WeightsLoop:
         return tuple(dict.fromkeys([self._state.head_id, *list(self._state.manifests)[-64:]]))
 
     async def _fetch(self, request: ManifestsRequest, peers: tuple[str, ...], done: Callable[[], bool]) -> None:
-        state, body = self._state, codec.encode(request)
         failure: PeerError = Unreachable("nobody gives the manifests of the head")
         for peer in dict.fromkeys(peers):
             try:
-                found = []
-                async for item in state.transport.stream(peer, "manifests", body, max_bytes=256 * 2**20):
-                    found.append((item, codec.unseal(item, Manifest, state.swarm, owner=lambda m: m.learner)))
-                    if len(found) > MAX_MANIFESTS:
-                        raise BadRecord("more manifests than the limit", peer=peer)
-                for data, sealed in reversed(found):
+                found = await asyncio.wait_for(self._take_manifests(peer, request), MANIFESTS_S)
+                for number, (data, sealed) in enumerate(reversed(found)):
+                    if number % YIELD_EVERY == 0:
+                        await asyncio.sleep(0)  # thousands, where a node joins late
                     self.keep(sealed.id, sealed.record, data)
                 if done():
                     return
-            except MissingParent as error:
-                failure = error
+            except TimeoutError:
+                failure = Unreachable(f"the manifests did not come within {MANIFESTS_S:.0f} s", peer=peer)
             except PeerError as error:
                 failure = error
         raise failure
 
+    async def _take_manifests(self, peer: str, request: ManifestsRequest) -> list[tuple[bytes, codec.Sealed[Manifest]]]:
+        """Newest first down to one whose parent we know, or to where `peer` has no more."""
+        state, left = self._state, MAX_MANIFEST_BYTES
+        found: list[tuple[bytes, codec.Sealed[Manifest]]] = []
+        while True:
+            num_before = len(found)
+            async for item in state.transport.stream(peer, "manifests", codec.encode(request), max_bytes=left):
+                sealed = codec.unseal(item, Manifest, state.swarm, owner=lambda manifest: manifest.learner)
+                if found and found[-1][1].record.parent_id != sealed.id:
+                    raise BadRecord("a manifest that is not the parent of the one before", peer=peer)
+                found.append((item, sealed))
+                left -= len(item)
+                if len(found) - num_before > MAX_MANIFESTS:
+                    raise BadRecord("more manifests than the limit", peer=peer)
+            if len(found) - num_before < MAX_MANIFESTS or found[-1][1].record.parent_id in state.chain:
+                return found
+            request = ManifestsRequest(found[-1][1].record.parent_id, request.known)
+
     def keep(self, manifest_id: bytes, manifest: Manifest, data: bytes) -> None:
         """Add a verified manifest to the chain and the store."""
         state = self._state
-        pieces.check_sizes(manifest)
+        pieces.check_sizes(manifest, self._most_bytes)
         allowed = state.recipe.learner.learners
         if allowed and manifest.learner not in allowed:
             raise BadRecord("the recipe does not let this peer publish", peer=manifest.learner)
@@ -163,10 +212,11 @@ class WeightsLoop:
             group_ids = state.manifests[link].group_ids
             state.store.mark_trained(group_ids)
             state.wanted.forget(group_ids)
+        self._files[state.manifests[manifest_id].content_hash] = state.manifests[manifest_id].version.step
         metrics = state.manifests[manifest_id].metrics
-        if "eval_reward" in metrics:
-            state.eval_reward, state.eval_step = metrics["eval_reward"], int(metrics.get("eval_step", 0))
-            state.eval_error = metrics.get("eval_error", 0.0)
+        told = metrics.get("eval_reward"), metrics.get("eval_error", 0.0), metrics.get("eval_step", 0.0)
+        if told[0] is not None and all(map(math.isfinite, told)):  # a learner's word: it may be nonsense
+            state.eval_reward, state.eval_error, state.eval_step = told[0], told[1], int(told[2])
         state.store.save_head(manifest_id)
         for link in state.chain.branch(ancestor, manifest_id)[-16:]:
             state.events.publish("step", step_row(state.manifests[link]))
@@ -198,12 +248,16 @@ class WeightsLoop:
         """Drop the files of versions beyond the newest `keep_versions`."""
         state = self._state
         floor = state.head.step - state.config.storage.keep_versions
-        for manifest_id, manifest in list(state.manifests.items()):
-            if manifest.version.step == floor or (manifest.version.step < floor and manifest_id not in state.chain):
-                try:
-                    pieces.blob_path(state.home.blobs, manifest.content_hash).unlink(missing_ok=True)
-                except OSError as error:
-                    raise StoreError(f"can't drop the weights of {manifest.version}: {error}") from None
+        for content_hash in [content_hash for content_hash, step in self._files.items() if step <= floor]:
+            self.drop_file(content_hash)
+
+    def drop_file(self, content_hash: bytes) -> None:
+        """A version that we don't need, or a step's result that came to nothing."""
+        try:
+            pieces.blob_path(self._state.home.blobs, content_hash).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"can't drop the weights {content_hash.hex()[:16]}: {error}") from None
+        self._files.pop(content_hash, None)
 
     async def _serve_manifests(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
         request = codec.decode(body, ManifestsRequest)
@@ -218,10 +272,7 @@ class WeightsLoop:
             yield state.sealed_manifests[manifest_id]
 
     async def _serve_piece(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
-        try:
-            request = msgspec.msgpack.decode(body, type=pieces.PieceRequest)
-        except msgspec.DecodeError:
-            raise BadRecord("not a piece request", peer=peer) from None
+        request = codec.decode(body, pieces.PieceRequest)
         path = pieces.blob_path(self._state.home.blobs, request.content_hash)
         async for item in pieces.serve_piece(path, request.index):
             yield item

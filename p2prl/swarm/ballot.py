@@ -52,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True):
     can_lead: bool
     manifest_id: bytes = bytes(32)
     lagged: bool = False
+    proven: bool = False  # the head is of the term and learner whom we follow (or are)
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -61,7 +62,10 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class LeaseHeard(msgspec.Struct, frozen=True):
+    """`proven`: the lease names a version of its own term and leader that we verified, votes and all."""
+
     lease: Lease
+    proven: bool = False
 
 
 class HeadMoved(msgspec.Struct, frozen=True):

@@ -6,7 +6,9 @@ signer is the leader, candidate or voter that the record names, and that the rec
 
 Invariants: a voter grants a term once, and `PersistVote` comes before the `Grant` it covers, so a restart forgets no
 vote; hence no voter stands behind two winners of one term, and two candidates who name the same electorate can't both
-win. Two leaders of one term need different views of who lives (a partition: a lone survivor may lead). That is
+win. A lease is a claim: while the leader we follow lives and has published in its term, another takes its place only
+with a version that was verified here, or our own vote; and no claim moves terms far (MAX_JUMP) unless a version proves
+it, so that a stranger can neither unseat a leader nor use up the terms. Two leaders of one term need different views of who lives (a partition: a lone survivor may lead). That is
 harmless by the chain order (head.py); the higher (term, blake3 of peer id) stays when they hear each other. A leader
 whom nobody hears goes on for the same reason: it cannot know whether it is alone.
 """
@@ -68,6 +70,8 @@ __all__ = [
 
 KEPT_LEASES = 8
 MAX_TERM = 2**40  # a lease or request beyond is ignored: nobody may push terms to the end of what records carry
+MAX_JUMP = 1024  # terms beyond what we voted for, followed or verified that a claim may name
+MAX_DOUBLINGS = 9  # of our own step to the next term: below MAX_JUMP
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -95,9 +99,12 @@ class ElectionState(msgspec.Struct, frozen=True):
     listening_since: float | None = None  # when we began, or last stopped leading
     lease_at: float | None = None  # last renewal heard, or sent while we lead
     not_before: float = 0.0  # we don't ask for votes sooner
-    silent_until: float = 0.0  # we don't vote sooner, not for ourselves either: the votes of an earlier life are unknown
+    silent_until: float = (
+        0.0  # we don't vote sooner, not for ourselves either: the votes of an earlier life are unknown
+    )
     attempts: int = 0  # failed rounds since the last lease
     outvoted: int = 0  # rounds of these that failed on ALREADY_VOTED: each doubles the step to the next term
+    granted: tuple[int, str] = (0, "")  # the term and candidate that we voted for last
     round: Round | None = None
     facts: Facts | None = None
 
@@ -112,8 +119,8 @@ def decide(state: ElectionState, event: Event, now: float) -> Decision:
             return _on_tick(state, facts, now)
         case HeadMoved():
             return _renew(state, now) if state.role is Role.LEADER else (state, ())
-        case LeaseHeard(lease):
-            return _on_lease(state, lease, now)
+        case LeaseHeard(lease, proven):
+            return _on_lease(state, lease, now, proven)
         case VoteAsked(request):
             return _on_request(state, request, now)
         case VoteGiven():
@@ -159,12 +166,12 @@ def _on_tick(state: ElectionState, facts: Facts, now: float) -> Decision:
     return state, ()
 
 
-def _on_lease(state: ElectionState, lease: Lease, now: float) -> Decision:
-    if lease.term > MAX_TERM:
+def _on_lease(state: ElectionState, lease: Lease, now: float, proven: bool = False) -> Decision:
+    if lease.term > MAX_TERM or not (proven or _is_near(state, lease.term)):
         return state, ()
     state = _set(state, seen_term=max(state.seen_term, lease.term))
     # Our own comes round, also from our life before a restart.
-    if lease.leader == state.me or not _is_news(state, lease, now):
+    if lease.leader == state.me or not _is_news(state, lease, now) or not (proven or _is_credible(state, lease, now)):
         return state, ()
     actions: tuple[Action, ...] = ()
     if state.role is Role.LEADER:
@@ -190,15 +197,30 @@ def _is_news(state: ElectionState, lease: Lease, now: float) -> bool:
     return state.role is not Role.LEADER and _expired(state, now)
 
 
+def _is_near(state: ElectionState, term: int) -> bool:
+    """Whether elections may have come to this term since we last knew."""
+    head_term = state.facts.head.term if state.facts is not None else 0
+    return term <= max(state.term, state.voted_term, head_term) + MAX_JUMP
+
+
+def _is_credible(state: ElectionState, lease: Lease, now: float) -> bool:
+    """A claim without a version that proves it, against the leader we have: see the module's invariants."""
+    if lease.leader == state.leader or (lease.term, lease.leader) == state.granted:
+        return True
+    followed = state.leader and state.facts is not None and state.facts.proven
+    return not followed or (state.role is not Role.LEADER and _expired(state, now))
+
+
 def _on_request(state: ElectionState, request: VoteRequest, now: float) -> Decision:
     refusal = _refusal(state, request, now)
-    if request.term <= MAX_TERM:
+    if request.term <= MAX_TERM and _is_near(state, request.term):
         state = _set(state, seen_term=max(state.seen_term, request.term))
     if refusal is not None:
         return state, (Refuse(request, refusal),)
     # Leave the candidate the time to win; our own round of a lower term ends.
     wait = now + state.rules.vote_s + state.rules.rank_delay_s * _jitter(state, request.term)
     state = _set(state, voted_term=request.term, round=None, role=Role.FOLLOWER, not_before=wait)
+    state = _set(state, granted=(request.term, request.candidate))
     return state, (PersistVote(request.term), Grant(request))
 
 
@@ -231,7 +253,7 @@ def _on_vote(state: ElectionState, given: VoteGiven, now: float) -> Decision:
 def _refusal(state: ElectionState, request: VoteRequest, now: float) -> Refusal | None:
     if state.me not in request.electorate:
         return Refusal.NOT_NAMED
-    if request.term > MAX_TERM:
+    if request.term > MAX_TERM or not _is_near(state, request.term):
         return Refusal.BAD_TERM
     if state.facts is None or now < state.silent_until:
         return Refusal.NOT_READY
@@ -262,7 +284,7 @@ def _may_ask(state: ElectionState, facts: Facts, now: float) -> bool:
 
 
 def _ask(state: ElectionState, facts: Facts, now: float) -> Decision:
-    term = max(state.seen_term, state.voted_term, state.term, facts.head.term) + 2 ** min(state.outvoted, 16)
+    term = max(state.seen_term, state.voted_term, state.term, facts.head.term) + 2 ** min(state.outvoted, MAX_DOUBLINGS)
     if term > MAX_TERM:
         return state, ()
     members = (facts.live | {state.me}) - ({state.leader} - {state.me})  # it may still count as heard: it isn't alive

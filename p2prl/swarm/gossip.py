@@ -3,12 +3,14 @@
 In: verified announcements, digests, results of pulls; monotonic seconds. Out: headers that are new, pulls to make
 grouped by the peer to ask, the prefixes of what we know.
 
-Invariants: a group is new once, however often it is announced; every table is bounded, per maker too, so that one peer
-can't push out the others' groups; a peer that announces another's group id only adds a source to ask, it can't hide it;
-a body is asked of one source at a time, and given up after `max_attempts`.
+Invariants: a group is new once, however often it is announced; every table is bounded, for each teller too, and who
+tells most makes room first, so that one peer can't push out the others' groups, not in another maker's name either; of
+what one peer told few bodies are on their way at once and tellers take turns, so that a peer which answers nothing
+holds up nobody else's; a peer that announces another's group id only adds a source to ask, it can't hide it; a body is
+asked of one source at a time, and given up after `max_attempts`.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 import msgspec
@@ -20,7 +22,8 @@ PREFIX_BYTES = 8  # of an id in a digest: two of a million ids collide with a ch
 
 class GossipRules(msgspec.Struct, frozen=True):
     max_groups: int = 8192  # known and neither trained nor forgotten
-    max_per_maker: int = 512
+    max_per_teller: int = 512
+    max_asked: int = 32  # bodies on their way of what one peer told
     max_sources: int = 8  # peers to ask for one group
     max_done: int = 65536  # ids remembered after they were trained or forgotten
     pull_s: float = 15.0  # a pull that did not end by then failed
@@ -51,11 +54,13 @@ class _Entry:
         "maker",
         "next_at",
         "sources",
+        "teller",
     )
 
-    def __init__(self, header: GroupHeader, maker: str, now: float) -> None:
+    def __init__(self, header: GroupHeader, maker: str, teller: str, now: float) -> None:
         self.header = header
         self.maker = maker
+        self.teller = teller  # in whose share of the table it is: its maker's, once that told of it
         self.heard_at = now
         self.sources: dict[str, int] = {maker: 0}  # -> failures with it
         self.have = False
@@ -72,7 +77,7 @@ class Wanted:
     def __init__(self, rules: GossipRules | None = None) -> None:
         self._rules = rules or GossipRules()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the longest known first
-        self._by_maker: dict[str, OrderedDict[bytes, None]] = {}
+        self._by_teller: dict[str, OrderedDict[bytes, None]] = {}
         self._done: OrderedDict[bytes, None] = OrderedDict()
         self._asked: dict[bytes, None] = {}  # those on their way, and some that came since
 
@@ -134,7 +139,7 @@ class Wanted:
         ready = [e for e in self._entries.values() if not (e.have or e.given_up or e.asked) and now >= e.next_at]
         ready.sort(key=lambda e: (-e.header.version.step, e.heard_at, e.header.id))
         batches: dict[str, list[GroupHeader]] = {}
-        for entry in ready[: max(0, room)]:
+        for entry in self._in_turns(ready)[: max(0, room)]:
             # The maker first; who failed least next; ties by the order in which they were learnt.
             peer = min(entry.sources, key=lambda source: entry.sources[source])
             entry.asked = peer
@@ -147,6 +152,16 @@ class Wanted:
             for peer, headers in batches.items()
             for i in range(0, len(headers), size)
         )
+
+    def _in_turns(self, ready: list[_Entry]) -> list[_Entry]:
+        """The first of each teller, then the second of each, as far as each one's share of bodies on their way goes."""
+        asked = Counter(self._entries[group_id].teller for group_id in self._asked)
+        turns: list[tuple[int, _Entry]] = []
+        for entry in ready:
+            if asked[entry.teller] < self._rules.max_asked:
+                turns.append((asked[entry.teller], entry))
+                asked[entry.teller] += 1
+        return [entry for _, entry in sorted(turns, key=lambda turn: turn[0])]
 
     def forget(self, group_ids: Iterable[bytes]) -> None:
         """Trained, refused or past max age: not pulled, not in digests, not new again."""
@@ -186,23 +201,38 @@ class Wanted:
         for header in headers:
             entry = self._entries.get(header.id)
             if entry is not None:
-                self._another_source(entry, source, now)
+                self._another_source(entry, header, source, now)
                 continue
             if header.id in self._done:
                 continue
-            entry = _Entry(header, maker, now)
+            entry = _Entry(header, maker, source, now)
             entry.sources.setdefault(source, 0)
             self._entries[header.id] = entry
-            mine = self._by_maker.setdefault(maker, OrderedDict())
-            mine[header.id] = None
-            if len(mine) > self._rules.max_per_maker:
-                self.forget([next(iter(mine))])
-            elif len(self._entries) > self._rules.max_groups:
-                self.forget([next(iter(self._entries))])
+            self._charge(entry)
             new.append(header)
         return tuple(new)
 
-    def _another_source(self, entry: _Entry, source: str, now: float) -> None:
+    def _charge(self, entry: _Entry) -> None:
+        """Put it into its teller's share; what is over the bounds goes, of who told most, the longest known first."""
+        told = self._by_teller.setdefault(entry.teller, OrderedDict())
+        told[entry.header.id] = None
+        if len(told) > self._rules.max_per_teller:
+            self.forget([next(iter(told))])
+        elif len(self._entries) > self._rules.max_groups:
+            most = max(self._by_teller.values(), key=len)
+            self._drop(next(iter(most)))  # not for good: its maker says again that it waits
+
+    def _uncharge(self, entry: _Entry) -> None:
+        told = self._by_teller[entry.teller]
+        told.pop(entry.header.id, None)
+        if not told:
+            del self._by_teller[entry.teller]
+
+    def _another_source(self, entry: _Entry, header: GroupHeader, source: str, now: float) -> None:
+        if source == entry.maker != entry.teller:  # its own word for what another told of it
+            self._uncharge(entry)
+            entry.teller, entry.header = source, header
+            self._charge(entry)
         if source in entry.sources or len(entry.sources) >= self._rules.max_sources:
             return
         entry.sources[source] = 0
@@ -223,12 +253,8 @@ class Wanted:
 
     def _drop(self, group_id: bytes) -> None:
         entry = self._entries.pop(group_id, None)
-        if entry is None:
-            return
-        mine = self._by_maker[entry.maker]
-        mine.pop(group_id, None)
-        if not mine:
-            del self._by_maker[entry.maker]
+        if entry is not None:
+            self._uncharge(entry)
 
     def _mark_done(self, group_id: bytes) -> None:
         self._done[group_id] = None

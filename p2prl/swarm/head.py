@@ -70,6 +70,7 @@ class Chain:
         self._by_version: dict[Version, tuple[bytes, ...]] = {base: (BASE_ID,)}
         self._line: list[bytes] = [BASE_ID]  # ids by step - base.step
         self._trained: set[bytes] = set()
+        self._side: tuple[bytes, set[bytes]] = (BASE_ID, set())  # a tip beside the line, the groups of its chain
         self._base_step = base.step
 
     def __contains__(self, manifest_id: object) -> bool:
@@ -227,19 +228,27 @@ class Chain:
         """Groups of the chain of `tip`, without moving the line: checking a side branch must not make the head slow."""
         if tip == self._line[-1]:
             return self._trained
-        if self._links[tip].parent_id == self._line[-1]:
-            return self._trained.union(self._links[tip].group_ids)
+        side, used = self._side
+        if tip == side:
+            return used
+        if self._links[tip].parent_id == side and side != BASE_ID:  # a branch that grows costs its own groups alone
+            used.update(self._links[tip].group_ids)
+            self._side = tip, used
+            return used
         fork = self._fork_of(tip)
         used = set(self._trained)
         for manifest_id in self._line[self._depth(fork) + 1 :]:
             used.difference_update(self._links[manifest_id].group_ids)
         for manifest_id in self.branch(fork, tip):
             used.update(self._links[manifest_id].group_ids)
+        self._side = tip, used
         return used
 
     def _focus(self, head: bytes) -> None:
         if head == self._line[-1]:
             return
+        if head == self._side[0]:
+            self._side = BASE_ID, set()
         fork = self._fork_of(head)
         while self._line[-1] != fork:
             self._trained.difference_update(self._links[self._line.pop()].group_ids)

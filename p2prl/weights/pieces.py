@@ -17,16 +17,18 @@ from blake3 import blake3
 
 from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.models.state import state_hash
-from p2prl.records import PIECE_BYTES, Hash, Manifest, Wire
-from p2prl.swarm.transport import MAX_ITEM_BYTES, Transport
+from p2prl.records import PIECE_BYTES, Count, Hash, Manifest, Wire
+from p2prl.swarm.transport import Transport
 
 METHOD = "weights"
+ITEM_BYTES = 128 * 2**10  # small enough that each of ten peers at a slow line gets one before it loses patience
+PIECE_S = 300.0  # for one piece from one holder
 MAX_VERSION_BYTES = 2**40
 
 
 class PieceRequest(Wire, frozen=True):
     content_hash: Hash
-    index: int
+    index: Count
 
 
 def blob_path(blobs: Path, content_hash: bytes) -> Path:
@@ -34,10 +36,10 @@ def blob_path(blobs: Path, content_hash: bytes) -> Path:
     return blobs / name[:2] / name
 
 
-def check_sizes(manifest: Manifest) -> None:
-    """A manifest that lies about its sizes is refused before a byte is fetched."""
+def check_sizes(manifest: Manifest, most_bytes: int = MAX_VERSION_BYTES) -> None:
+    """A manifest that lies about its sizes, or of more than `most_bytes`, is refused before a byte is fetched."""
     expected = -(-manifest.content_bytes // PIECE_BYTES)
-    if not 0 < manifest.content_bytes <= MAX_VERSION_BYTES or len(manifest.pieces) != expected:
+    if not 0 < manifest.content_bytes <= most_bytes or len(manifest.pieces) != expected:
         raise BadRecord(
             f"the manifest announces {manifest.content_bytes} bytes in {len(manifest.pieces)} pieces",
             peer=manifest.learner,
@@ -52,8 +54,8 @@ async def serve_piece(path: Path, index: int) -> AsyncIterator[bytes]:
             data = await asyncio.to_thread(file.read, PIECE_BYTES)
     except OSError as error:
         raise Unreachable(f"the version's file can't be read: {error.strerror}") from None
-    for start in range(0, len(data), MAX_ITEM_BYTES):
-        yield data[start : start + MAX_ITEM_BYTES]
+    for start in range(0, len(data), ITEM_BYTES):
+        yield data[start : start + ITEM_BYTES]
 
 
 async def fetch(
@@ -102,11 +104,14 @@ async def _fetch_piece(
     for peer in sorted(holders(), key=lambda holder: failed.get(holder, 0)):
         parts = bytearray()
         try:
-            async for item in transport.stream(peer, METHOD, body, item_timeout_s=item_timeout_s, max_bytes=length):
-                parts += item
+            async with asyncio.timeout(PIECE_S):
+                async for item in transport.stream(peer, METHOD, body, item_timeout_s=item_timeout_s, max_bytes=length):
+                    parts += item
             if len(parts) == length and blake3(parts).digest() == digest:
                 return bytes(parts)
             last = BadRecord(f"{peer} served a wrong piece {index} of version {manifest.version}", peer=peer)
+        except TimeoutError:
+            last = Unreachable(f"piece {index} did not come within {PIECE_S:.0f} s", peer=peer)
         except PeerError as error:
             last = error
         failed[peer] = failed.get(peer, 0) + 1

@@ -1,4 +1,4 @@
-"""Two machines, as far as the network can tell: two network namespaces joined by a veth pair. Needs root, which CI has."""
+"""Two machines, as far as the network can tell: two network namespaces joined by a veth pair."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.needs("root", "ip", "nsenter")]
 ANYWHERE = ("--set", "swarm.host=0.0.0.0")
 
 
@@ -45,7 +45,8 @@ class Host:
 def hosts() -> Iterator[tuple[Host, Host]]:
     """Namespaces named after this process; gone in any case, and the wire with them."""
     tag = os.getpid()
-    pair = tuple(Host(f"p2prl-{end}-{tag}", f"p{end}{tag}", f"10.77.0.{end}") for end in (1, 2))
+    one, two = (Host(f"p2prl-{end}-{tag}", f"p{end}{tag}", f"10.77.0.{end}") for end in (1, 2))
+    pair = (one, two)
     try:
         for host in pair:
             ip("netns", "add", host.name)

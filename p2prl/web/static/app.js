@@ -7,7 +7,9 @@ const PAGES = { overview: 'Overview', peers: 'Peers', training: 'Training', logs
 const OVERVIEW = [['Reward', ['reward', 'eval_reward']], ['Version (step)', ['version']],
   ['Tokens per second', ['tokens_per_s']], ['Age of training data, versions', ['staleness_p50', 'staleness_p95']]];
 const TRAINING = [['Reward', ['reward', 'eval_reward']], ['Loss', ['loss']],
-  ['Effective sample size, ratio', ['ess_ratio']], ['Learning rate, multiplier', ['lr_multiplier']]];
+  ['Effective sample size, ratio', ['ess_ratio', 'ess_ratio_weights']], ['Learning rate, multiplier', ['lr_multiplier']],
+  ['Gradient norm before clipping', ['grad_norm']], ['Divergence from the sampler, a token', ['kl']],
+  ['Entropy, a token', ['entropy']], ['Clipped, share', ['clip_fraction', 'clip_fraction_fresh']]];
 const WINDOWS = { '15 minutes': 900, '6 hours': 21600, '7 days': 604800 };
 const MAX_LOGS = 500;
 const MAX_STEPS = 50;

@@ -3,7 +3,8 @@ import { number } from './words.js';
 
 const plots = new Map();
 const LABELS = { reward: 'reward', eval_reward: 'held-out', version: 'step', tokens_per_s: 'tokens/s',
-  staleness_p50: 'median', staleness_p95: '95 %', loss: 'loss', ess_ratio: 'ESS', lr_multiplier: 'multiplier' };
+  staleness_p50: 'median', staleness_p95: '95 %', loss: 'loss', ess_ratio: 'of raw ratios', ess_ratio_weights: 'of weights used',
+  lr_multiplier: 'multiplier', grad_norm: 'norm', kl: 'KL', clip_fraction: 'of all', clip_fraction_fresh: 'of fresh' };
 const HEIGHT = 190;
 
 export function draw(element, title, names, series) {

@@ -1,11 +1,14 @@
 """Which runs a study has, how an objective is named, what changes a run's key."""
 
+import subprocess
+import sys
+
 import msgspec
 import pytest
 
 from p2prl.bench.staleness import FULL_OBJECTIVES, RunSpec, Settings, objective_section, plan, recipe_of
 from p2prl.errors import ConfigError
-from p2prl.learner.step import objective_options
+from p2prl.learner.objective_options import objective_options
 from p2prl.objectives.registry import BUILT_IN, find_objective
 from p2prl.recipe import find
 
@@ -27,7 +30,9 @@ def test_a_study_is_every_combination_once_seed_by_seed() -> None:
         ({"ages": (0, -1)}, "not -1"),
         ({"law": "gamma"}, "'gamma'"),
         ({"objectives": ("gepo", "tis:medium")}, "'medium'"),
-        ({"objectives": ("gepo:clip=wide",)}, "no number"),
+        ({"objectives": ("gepo:clip=wide",)}, "objective.clip"),
+        ({"objectives": ("gepo:clop=0.2",)}, "did you mean 'clip'"),
+        ({"settings": Settings(learning_rate=-1.0)}, "learner.learning_rate"),
     ],
 )
 def test_what_makes_no_study_is_named(change: dict, why: str) -> None:
@@ -45,6 +50,7 @@ def test_what_makes_no_study_is_named(change: dict, why: str) -> None:
         ("vcpo:none", {"name": "vcpo", "baseline": "min_variance", "step_size": "none"}),
         ("gepo", {"name": "gepo", "baseline": "min_variance", "step_size": "none"}),
         ("gepo:ess:unclipped", {"name": "gepo", "baseline": "min_variance", "step_size": "sequence", "clip": None}),
+        ("gepo_vcpo:step_size=weights", {"name": "gepo_vcpo", "baseline": "min_variance", "step_size": "weights"}),
         ("grpo:clip=0.3", {"name": "grpo", "baseline": "min_variance", "step_size": "none", "clip": 0.3}),
     ],
 )
@@ -83,3 +89,13 @@ def test_a_key_changes_with_what_changes_the_result_and_with_nothing_else() -> N
     assert len(keys) == len(others) + 1
     assert len({spec.name for spec in (SPEC, *others)}) == len(others) + 1
     assert RunSpec("gepo", "fixed", 32, 1).key() == SPEC.key()
+
+
+def test_the_parent_stays_free_of_torch() -> None:
+    script = (
+        "import sys; from p2prl.bench import staleness_plots, staleness_pool, staleness_summary; "
+        "from p2prl.cli import bench_staleness; staleness_summary.paired_loss([(1.0, 1.0), (1.0, 0.9)]); "
+        "print([name for name in ('torch', 'transformers', 'hivemind') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.learner.collate import collate
+from p2prl.learner.logprobs import token_logprobs
 from p2prl.learner.score_step import group_batches, needs_score_norms
-from p2prl.learner.step import apply_part, compute_part, token_logprobs
+from p2prl.learner.step import apply_part, compute_part
 from p2prl.objectives import OBJECTIVES
 
 

@@ -4,8 +4,9 @@ import torch
 
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
+from p2prl.learner.objective_options import objective_options
 from p2prl.learner.policy import Policy
-from p2prl.learner.step import apply_part, compute_part, objective_options
+from p2prl.learner.step import apply_part, compute_part
 from p2prl.recipe import Recipe
 
 

@@ -86,12 +86,12 @@ def test_fifty_nodes_with_loss_and_churn_stay_on_one_chain() -> None:
 
 @pytest.mark.timeout(600)
 def test_of_a_swarm_of_fifty_cut_in_two_one_chain_wins_and_the_losers_groups_are_trained_on() -> None:
-    trace = fifty(48.0, Partition(12.0, tuple(range(20))), Heal(23.0), seed=2)
+    trace = fifty(56.0, Partition(12.0, tuple(range(20))), Heal(23.0), seed=2)
     assert broken(trace) == ()
     lost_branch = [step for step in trace.steps if not step.on_chain]
     assert lost_branch, "only one side trained: the scenario shows nothing"
     assert all(end.behind is not None and end.behind <= 1 for end in trace.ends)
-    assert moves_on(trace, 48.0)
+    assert moves_on(trace, 56.0)
     assert sum(len(step.groups) for step in lost_branch) > 20
     assert untrained(trace) == []
     assert trace.groups.refused == {}, "drawn under the branch that lost, and refused instead of placed"

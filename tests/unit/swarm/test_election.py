@@ -289,3 +289,61 @@ def test_who_may_have_forgotten_a_vote_is_silent_for_a_while():
     assert kinds(actions) == ["PersistVote", "Grant"]
     state, ask, _ = ask_of(state, 10.0, alone)
     assert ask is not None
+
+
+# -- claims --------------------------------------------------------------------------------------------------------
+
+
+def follower(at: float = 1.0) -> ElectionState:
+    """A follows B in term 1, whose version of that term A has verified."""
+    state, _ = decide(node(), election.LeaseHeard(lease(B)), at)
+    state, _ = decide(state, election.Tick(facts(proven=True)), at)
+    return state
+
+
+def test_a_claim_without_a_version_unseats_no_living_leader():
+    state = follower()
+    state, actions = hear(state, lease(C, term=2), 1.5)
+    assert (state.leader, state.term, actions) == (B, 1, ())
+    state, _ = decide(state, election.LeaseHeard(lease(C, term=2, sequence=1), proven=True), 1.6)
+    assert (state.leader, state.term) == (C, 2)
+
+
+def test_a_leader_that_published_does_not_step_down_for_a_claim():
+    state = lead()
+    state, _ = decide(state, election.Tick(facts(proven=True)), 4.1)
+    state, actions = hear(state, lease(C, term=9), 4.2)
+    assert state.role is Role.LEADER and actions == ()
+    state, actions = decide(state, election.LeaseHeard(lease(C, term=9, sequence=1), proven=True), 4.3)
+    assert state.role is Role.FOLLOWER and kinds(actions) == ["StepDown"]
+
+
+def test_whom_we_voted_for_is_followed_at_once():
+    state = follower()
+    state, actions = decide(state, election.VoteAsked(request(C, term=2)), 20.0)
+    assert "Grant" in kinds(actions)
+    state, _ = decide(state, election.Tick(facts(proven=True)), 20.0)
+    state, _ = hear(state, lease(B, sequence=5), 20.1)  # the old one is back
+    state, _ = hear(state, lease(C, term=2), 20.2)
+    assert (state.leader, state.term) == (C, 2)
+
+
+def test_when_the_leader_is_silent_a_claim_is_better_than_nothing():
+    state, _ = hear(follower(), lease(C, term=2), 30.0)
+    assert state.leader == C
+
+
+@pytest.mark.parametrize("term", [election.MAX_JUMP + 2, 2**39, election.MAX_TERM])
+def test_no_claim_uses_up_the_terms(term: int):
+    state = follower()
+    for sequence in range(3):
+        state, _ = hear(state, lease(C, term=term, sequence=sequence), 30.0)
+        state, actions = decide(state, election.VoteAsked(request(C, term=term)), 30.0)
+        assert actions == (election.Refuse(request(C, term=term), Refusal.BAD_TERM),)
+    state, ask, _ = ask_of(state, 60.0, facts(A, C, eligible=(A, C)))
+    assert ask is not None and ask.request.term <= election.MAX_JUMP + 2
+
+
+def test_a_far_term_that_a_version_proves_is_followed():
+    state, _ = decide(node(), election.LeaseHeard(lease(B, term=5000), proven=True), 1.0)
+    assert (state.leader, state.term) == (B, 5000)

@@ -105,12 +105,50 @@ def test_old_ones_expire_by_time_and_by_version():
 
 
 def test_one_maker_cant_push_out_the_others():
-    wanted = Wanted(GossipRules(max_per_maker=3, max_groups=10))
+    wanted = Wanted(GossipRules(max_per_teller=3, max_groups=10))
     announce(wanted, "quiet", header(1))
     for i in range(10, 60):
         announce(wanted, "loud", header(i))
     assert [h for maker, h in wanted.known() if maker == "quiet"] == [header(1)]
     assert len(wanted) == 4
+
+
+def test_nobody_can_push_out_a_makers_groups_in_its_name():
+    wanted = Wanted(GossipRules(max_per_teller=3))
+    announce(wanted, "maker", header(1))
+    wanted.told("liar", "maker", [header(2)], 0.0)  # a group of the maker's that we had not heard of
+    announce(wanted, "maker", header(2))
+    for i in range(10, 60):
+        wanted.told("liar", "maker", [header(i)], 1.0)
+    assert [h for _, h in wanted.known()][:2] == [header(1), header(2)] and len(wanted) == 5
+
+
+def test_a_makers_own_header_counts_whatever_was_told_before():
+    wanted = Wanted()
+    lie = header(1, step=99)
+    wanted.told("liar", "maker", [lie], 0.0)
+    announce(wanted, "maker", header(1))
+    wanted.told("liar", "maker", [lie], 1.0)
+    assert wanted.known() == (("maker", header(1)),)
+
+
+def test_a_crowd_pushes_out_its_own_first_and_nobodys_for_good():
+    wanted = Wanted(GossipRules(max_groups=8))
+    announce(wanted, "quiet", header(1))
+    for i in range(10, 100):
+        announce(wanted, f"loud {i % 3}", header(i))
+    assert wanted.known()[0] == ("quiet", header(1)) and len(wanted) == 8
+    assert announce(wanted, "loud 0", header(12)) == (header(12),)
+
+
+def test_a_peer_that_answers_nothing_does_not_keep_others_bodies_waiting():
+    wanted = Wanted(GossipRules(max_asked=4))
+    for i in range(100, 164):
+        announce(wanted, "silent", header(i, step=2**40))
+    announce(wanted, "honest", *(header(i) for i in range(3)))
+    asked = dict(pulled(wanted.to_pull(0.0, True, 6)))
+    assert asked["honest"] == [0, 1, 2] and len(asked["silent"]) == 3
+    assert len(dict(pulled(wanted.to_pull(1.0, True, 60)))["silent"]) == 1
 
 
 def test_own_groups_are_known_and_held():
@@ -127,11 +165,11 @@ def test_a_digest_exchange_finds_exactly_what_is_missing(ours, theirs):
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40)), max_size=120))
 def test_tables_are_bounded_whatever_is_announced(plan):
-    wanted = Wanted(GossipRules(max_groups=10, max_per_maker=6, max_done=12, max_sources=2))
+    wanted = Wanted(GossipRules(max_groups=10, max_per_teller=6, max_done=12, max_sources=2))
     for now, (maker, i) in enumerate(plan):
         announce(wanted, maker, header(i), now=float(now))
         for pull in wanted.to_pull(float(now), True, 4):
             wanted.failed(pull.headers[0].id, pull.peer, float(now))
         assert len(wanted) <= 10 and len(wanted._done) <= 12
         assert all(len(entry.sources) <= 2 for entry in wanted._entries.values())
-        assert sum(map(len, wanted._by_maker.values())) == len(wanted)
+        assert sum(map(len, wanted._by_teller.values())) == len(wanted)
