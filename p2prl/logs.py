@@ -27,6 +27,7 @@ from p2prl.events import Ring
 from p2prl.status import rfc3339
 
 ROOT = "p2prl"
+SHORT = {"warning": "warn", "critical": "crit"}
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FOLD_S = 60.0
 MAX_FOLDS = 256
@@ -216,7 +217,8 @@ def text_of(line: LogLine, *, colour: bool = False, stamp: bool = True) -> str:
     when = f"{line.t[11:23]} " if stamp else ""
     values = " ".join(f"{key}={_value(value)}" for key, value in line.values.items())
     exc = f"  exc={line.exc.splitlines()[-1]}" if line.exc else ""
-    text = f"{when}{line.level[:5]:<5} {line.component:<9} {line.event}{'  ' + values if values else ''}{exc}"
+    level = SHORT.get(line.level, line.level)
+    text = f"{when}{level:<5} {line.component:<9} {line.event}{'  ' + values if values else ''}{exc}"
     tint = _COLOURS.get(line.level, "") if colour else ""
     return f"{tint}{text}\x1b[0m" if tint else text
 

@@ -25,8 +25,7 @@ from p2prl.records import Sampling
 
 SCHEMA = 2
 MAX_RECIPE_BYTES = 32 * 2**10
-# Section -> the keys that schema 2 added, with their defaults.
-_SECOND = {"objective": {"prox": "none", "options": {}}, "learner": {"gradient_checkpointing": False}}
+_SECOND = {"objective": ("prox", "options"), "learner": ("gradient_checkpointing", "lora")}  # keys of schema 2
 
 
 class Section(BaseModel):
@@ -87,6 +86,24 @@ class ObjectiveSection(Section):
     """Any other option of the objective, e.g. { cap = 5.0, dual_clip = "none" }; it comes before `clip`, `baseline`."""
 
 
+class LoraSection(Section):
+    """Counts only with `training = "lora"`."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0
+    """The update is alpha / rank times B A."""
+    targets: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(min_length=1, max_length=32)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Names of linear layers, as the model's code has them."""
+
+
 class LearnerSection(Section):
     groups_per_step: Annotated[int, Field(ge=1, le=1024)] = 32
     longest_wait_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
@@ -101,7 +118,9 @@ class LearnerSection(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     compute: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward pass; weights are the bf16 rounding of float32 masters either way."""
-    training: Literal["full"] = "full"
+    training: Literal["full", "lora"] = "full"
+    """All weights, or low-rank updates of some; a version is the whole rounded weights either way."""
+    lora: LoraSection = LoraSection()
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
     """Most padded tokens in one forward pass."""
     gradient_checkpointing: bool = False
@@ -141,7 +160,9 @@ class Recipe(Section):
     def canonical(self) -> bytes:
         value = self.model_dump(mode="json", by_alias=True, exclude={"name"})
         value["schema"] = SCHEMA
-        if all(value[section][key] == default for section, keys in _SECOND.items() for key, default in keys.items()):
+        usual = {name: type(getattr(self, name))().model_dump(mode="json") for name in _SECOND}
+        newer = any(value[name][key] != usual[name][key] for name, keys in _SECOND.items() for key in keys)
+        if not newer and self.learner.training == "full":
             value |= {name: _without(value[name], keys) for name, keys in _SECOND.items()} | {"schema": 1}
         return canonical(value)
 
@@ -193,7 +214,7 @@ def find(name: str, folders: tuple[Path, ...] = ()) -> tuple[Recipe, str]:
     for source in available(folders).get(name, ()):
         return parse(source, f"recipe {name}"), source
     near = difflib.get_close_matches(name, available(folders), 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"there is no recipe {name!r}{hint} There are: {', '.join(sorted(available(folders)))}")
 
 
@@ -223,7 +244,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         where = ".".join(str(step) for step in fault["loc"])
         if fault["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(fault["loc"][-1]), _keys(model), 1)
-            parts.append(f"unknown key {where!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+            parts.append(f"unknown key {where!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
         else:
             parts.append(f"{where}: {fault['msg']}")
     return "; ".join(parts)

@@ -70,7 +70,7 @@ class PolicyStatus(Record, frozen=True, kw_only=True):
 
 
 class RateStatus(Record, frozen=True, kw_only=True):
-    rollout_tokens_per_s: float = 0.0
+    rollout_tokens_per_s: float = 0.0  # over the last minute
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
 

@@ -12,7 +12,6 @@ Invariant: a ratio is the median of ratios within a round, so that a busy machin
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec

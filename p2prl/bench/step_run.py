@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn.utils import get_total_norm
 
 from p2prl.bench.measuring import run, say
 from p2prl.bench.step import PLAN, VARIANTS, Measured, Plan
@@ -35,7 +36,7 @@ from p2prl.records import Completion, Group, Sampling, Segment, StepInput, Traje
 MAKER = "12D3KooW" + "A" * 44
 NOISE = 0.02  # of a token's log-prob
 MAX_AGE = 4
-RATE = 1e-9
+RATE = 1e-30
 SECTIONS: dict[str, dict[str, Any]] = {
     "plain": {"name": "reinforce", "step_size": "none"},
     "plain_shared": {"name": "reinforce", "step_size": "none"},
@@ -116,18 +117,19 @@ def naive_part(policy: Policy, rows: Rows, recipe: Recipe) -> Part:
             score = policy.take_gradient()
             ratio = (logp.detach() - one.behavior_logp)[one.mask].sum().item()
             omega = math.exp(min(ratio, math.log(cap))) / int(one.mask.sum())
-            reward, square = float(batch.reward[row]), (omega * global_norm(score)) ** 2
+            reward, square = float(batch.reward[row]), (omega * get_total_norm(score).item()) ** 2
             top, bottom = top + square * reward, bottom + square
-            torch._foreach_add_(with_reward, score, alpha=omega * reward)
-            torch._foreach_add_(without, score, alpha=omega)
+            add(with_reward, score, omega * reward)
+            add(without, score, omega)
             part = with_ess(part, one, logp.detach(), call)
-        torch._foreach_add_(whole, with_reward, alpha=-1.0)
-        torch._foreach_add_(whole, without, alpha=top / bottom if bottom else 0.0)
+        add(whole, with_reward, -1.0)
+        add(whole, without, top / bottom if bottom else 0.0)
     return replace(part, gradient=whole)
 
 
-def global_norm(gradient: list[torch.Tensor]) -> float:
-    return torch.stack(torch._foreach_norm(gradient)).norm().item()
+def add(total: list[torch.Tensor], gradient: list[torch.Tensor], times: float) -> None:
+    for mine, value in zip(total, gradient, strict=True):
+        mine.add_(value, alpha=times)
 
 
 class PeakMemory:
@@ -166,10 +168,11 @@ def wait(policy: Policy) -> None:
 def draw(policy: Policy, plan: Plan) -> StepInput:
     """The batch of the plan's shape; the same each time."""
     source = torch.Generator().manual_seed(0)
-    vocabulary: Any = policy.module.get_input_embeddings()
+    module: Any = policy.module
+    vocabulary = module.get_input_embeddings().num_embeddings
     size = (plan.num_groups, plan.group_size, plan.answer_tokens)
-    prompts = torch.randint(0, vocabulary.num_embeddings, (plan.num_groups, plan.prompt_tokens), generator=source)
-    answers = torch.randint(0, vocabulary.num_embeddings, size, generator=source)
+    prompts = torch.randint(0, vocabulary, (plan.num_groups, plan.prompt_tokens), generator=source)
+    answers = torch.randint(0, vocabulary, size, generator=source)
     logp = torch.zeros(size)
     rows = collate(step_of(policy, prompts, answers, logp), MAX_AGE)
     everyone = torch.arange(len(rows.ids))

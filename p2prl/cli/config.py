@@ -1,4 +1,4 @@
-"""`p2prl config show`: the resolved configuration and where each value comes from; no daemon is needed.
+"""`p2prl config show`: the configuration and where each value comes from: a running daemon's, else the resolved one.
 
 In: config.toml, the environment. Out: TOML-like lines, or JSON: an array of {key, value, origin}.
 """
@@ -8,8 +8,9 @@ import os
 import click
 import msgspec
 
-from p2prl.cli.reading import home_of, print_json, reading, wants_json
+from p2prl.cli.reading import daemon_of, home_of, print_json, reading, wants_json
 from p2prl.cli.render import plain, table
+from p2prl.errors import NoDaemon
 from p2prl.status import ConfigValue
 
 
@@ -36,7 +37,10 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
 def resolved(ctx: click.Context) -> list[ConfigValue]:
     from p2prl import config as node_config  # pydantic takes a while to load
 
-    loaded, origins = node_config.load(home_of(ctx).config_file, os.environ)
+    try:  # a running daemon knows its --set and its environment
+        return daemon_of(ctx).read("/api/v1/config", list[ConfigValue])
+    except NoDaemon:
+        loaded, origins = node_config.load(home_of(ctx).config_file, os.environ)
     values = loaded.model_dump(mode="json")
     return [
         ConfigValue(key=key, value=values[key.partition(".")[0]][key.partition(".")[2]], origin=origin)

@@ -49,6 +49,7 @@ class DemoNode:
 @click.option("--seed", type=int, default=None, help="Makes the nodes' identities from a seed.")
 @click.option("--recipe", default="addition", show_default=True, help="Recipe to run.")
 @click.option("--limit", "limit_s", default=600.0, show_default=True, help="Give up after so many seconds.")
+@click.option("--stay", is_flag=True, help="Keep the swarm and its page up after the target, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as one JSON line at the end.")
 def demo(
     nodes: int,
@@ -57,6 +58,7 @@ def demo(
     seed: int | None,
     recipe: str,
     limit_s: float,
+    stay: bool,
     as_json: bool,
 ) -> None:
     """Run a whole swarm here: N nodes find each other, generate, elect a learner, train and pass weights round."""
@@ -65,6 +67,8 @@ def demo(
     try:
         swarm.start()
         summary = swarm.watch(target_reward, kill_leader_at, limit_s)
+        if stay:
+            swarm.stay(target_reward)
     finally:
         swarm.stop()
     if as_json:
@@ -103,7 +107,7 @@ class DemoSwarm:
                 self._wait(
                     lambda: bool(self._poll(self._nodes[0]) and self._addresses()), "the first node did not start"
                 )
-                self._view.say(f"page: {self._seen(0.0).page}")
+                self._view.show(self._seen(0.0))
 
     def watch(self, target: float, kill_at: int | None, limit_s: float) -> dict[str, Any]:
         """Poll until the target is reached (and, after a kill, the restarted node follows)."""
@@ -122,6 +126,18 @@ class DemoSwarm:
             if elapsed > limit_s:
                 raise P2prlError(f"the target {target} was not reached in {limit_s:.0f} s (last reward {reward})")
             time.sleep(POLL_S)
+
+    def stay(self, target: float) -> None:
+        """Go on until Ctrl-C."""
+        self._notes.append("the target is reached; Ctrl-C ends the swarm")
+        try:
+            while True:
+                for node in self._nodes:
+                    self._poll(node)
+                self._view.show(self._seen(target))
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            return
 
     def stop(self) -> None:
         """End every node, by its pid, and remove every home."""

@@ -44,6 +44,7 @@ class Lines:
     def __init__(self) -> None:
         self._next_s = 0.0
         self._told = 0
+        self._page = ""
 
     def say(self, text: str) -> None:
         click.echo(text, err=True)
@@ -55,9 +56,17 @@ class Lines:
         if seen.elapsed_s < self._next_s:
             return
         self._next_s = seen.elapsed_s + LINES_EVERY_S
+        if not self._page:
+            self.say(
+                "for each node: its version and the groups it made; * leads. The first election takes some seconds"
+            )
+        if seen.page != self._page:  # a login code is good once, for a minute
+            self._page = seen.page
+            self.say(f"page: {seen.page}")
         parts = [
-            f"{'*' if status and status.swarm.role == 'leader' else ' '}v{step_of(status):<4}"
-            f"{status.given.groups if status else 0:>5}g"
+            f"{'*' if status.swarm.role == 'leader' else ' '}v{step_of(status):<4}{status.given.groups:>5}g"
+            if status
+            else " silent     "
             for status in seen.statuses
         ]
         self.say(f"{seen.elapsed_s:5.0f} s  reward {reward(seen.furthest.training.reward_last):>5}  {'  '.join(parts)}")

@@ -1,6 +1,6 @@
 """`p2prl doctor`: what is wrong on this machine and what to do.
 
-In: the daemon's own report, or, when none runs, checks of this machine. Out: a line each; exit 6 when something fails,
+In: checks of this machine, and the daemon's own report where one runs. Out: a line each; exit 6 when something fails,
 4 with --check when something is worth a warning.
 """
 
@@ -9,6 +9,7 @@ import platform
 import shutil
 import socket
 import sys
+from pathlib import Path
 
 import click
 
@@ -35,7 +36,9 @@ def doctor(ctx: click.Context, check: bool, as_json: bool) -> None:
     """What is wrong on this machine and what to do."""
     home = home_of(ctx)
     try:
-        report = decode(Daemon.find(home).post("/api/v1/doctor"), DoctorReport)
+        theirs = decode(Daemon.find(home).post("/api/v1/doctor"), DoctorReport)
+        ports = ("swarm.port", "web.port")  # the daemon has them
+        report = DoctorReport(checks=(*(each for each in local_checks(home) if each.name not in ports), *theirs.checks))
     except NoDaemon:
         report = DoctorReport(checks=local_checks(home))
     if wants_json(ctx, as_json):
@@ -56,7 +59,7 @@ def plain_line(text: str) -> str:
 
 def local_checks(home: Home) -> tuple[Check, ...]:
     """Everything that can be seen without a daemon; a daemon that would not start shows why here."""
-    checks = [_python(), _packages(), _disk(home), _folders(home), _files(), _identity(home)]
+    checks = [_python(), _packages(), _gpu(), _disk(home), _folders(home), _files(), _identity(home)]
     return (*checks, *_config(home))
 
 
@@ -75,6 +78,14 @@ def _packages() -> Check:
         return Check(level="fail", name="packages", message=f"not installed: {', '.join(missing)}", fix=fix)
     text = ", ".join(f"{name} {installed(name)}" for name in ("torch", "transformers", "hivemind"))
     return Check(name="packages", message=text)
+
+
+def _gpu() -> Check:
+    """Without torch, which takes seconds: what the NVIDIA driver shows."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
+    if found:
+        return Check(name="gpu", message=f"{len(found)} NVIDIA, used when the installed torch is a CUDA build")
+    return Check(name="gpu", message="none seen: the CPU generates and trains")
 
 
 def _disk(home: Home) -> Check:

@@ -113,7 +113,9 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            click.echo(f"error: the disk is full ({error.filename or error}). Free some space, then try again", err=True)
+            click.echo(
+                f"error: the disk is full ({error.filename or error}). Free some space, then try again", err=True
+            )
             sys.exit(PREFLIGHT)
 
 

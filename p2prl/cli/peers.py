@@ -3,6 +3,9 @@
 In: GET /api/v1/peers. Out: a table, or JSON: an array.
 """
 
+import shutil
+import sys
+
 import click
 import msgspec
 
@@ -30,4 +33,5 @@ def peers(ctx: click.Context, peer: str | None, sort: str | None, as_json: bool)
     if wants_json(ctx, as_json):
         print_json(msgspec.json.encode(rows))
     else:
-        click.echo(peers_text(rows) if rows else "no peers yet")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(peers_text(rows, width) if rows else "no peers yet")

@@ -74,9 +74,9 @@ def status_text(status: Status, now: datetime) -> str:
     rows = [
         ("state", f"{state.now}{reasons}  {swarm.role} in term {swarm.term}"),
         ("version", f"{policy.version or '-'} ({behind}); swarm {swarm.policy_version or '-'}"),
-        ("network", f"{reach}{swarm.peers_alive} peers ({swarm.peers_relayed} relayed)  "
+        ("network", f"{reach}{swarm.peers_alive} peer{'s' * (swarm.peers_alive != 1)} ({swarm.peers_relayed} relayed)  "
                     f"up {size(rates.up_bytes_per_s)}/s  down {size(rates.down_bytes_per_s)}/s"),
-        ("rollouts", f"{rates.rollout_tokens_per_s:.0f} tokens/s  "
+        ("rollouts", f"{rates.rollout_tokens_per_s:.0f} tokens/s (last minute)  "
                      f"age p50 {policy.staleness_p50:g} p95 {policy.staleness_p95:g}"),
         ("you gave", f"{given.groups} groups: {given.admitted} admitted, {given.waiting} waiting, refused: {refused}  "
                      f"{given.tokens} tokens  {size(given.sent_bytes)} sent"),
@@ -114,8 +114,23 @@ def _since(started_at: str, now: datetime) -> str:
         return "-"
 
 
-def peers_text(peers: Sequence[PeerRow]) -> str:
-    header = tuple("PEER NAME ROLE PATH RTT VERSION GROUPS REFUSED TRUST FAULTS RECEIVED SENT SEEN".split())
+PEER_COLUMNS = tuple("PEER NAME ROLE PATH RTT VERSION GROUPS REFUSED TRUST FAULTS RECEIVED SENT SEEN".split())
+DROPPED_FIRST = ("SENT", "RECEIVED", "PATH", "REFUSED", "FAULTS", "SEEN")  # on a narrow terminal, in this order
+
+
+def peers_text(peers: Sequence[PeerRow], width: int | None = None) -> str:
+    """A table as wide as it gets, or at most `width`, with the less important columns left out."""
+    shown = list(PEER_COLUMNS)
+    text = _peers_table(peers, shown)
+    for name in DROPPED_FIRST:
+        if width is None or max(map(len, text.splitlines())) <= width:
+            break
+        shown.remove(name)
+        text = _peers_table(peers, shown)
+    return text
+
+
+def _peers_table(peers: Sequence[PeerRow], shown: Sequence[str]) -> str:
     rows = [
         (
             short(peer.peer_id),
@@ -134,7 +149,10 @@ def peers_text(peers: Sequence[PeerRow]) -> str:
         )
         for peer in peers
     ]
-    return table(header, rows, right=(4, 6, 7, 8, 9, 10, 11))
+    numbers = ("RTT", "GROUPS", "REFUSED", "TRUST", "FAULTS", "RECEIVED", "SENT")
+    kept = [PEER_COLUMNS.index(name) for name in shown]
+    right = [place for place, name in enumerate(shown) if name in numbers]
+    return table(shown, [[row[index] for index in kept] for row in rows], right=right)
 
 
 def utc_now() -> datetime:

@@ -43,20 +43,21 @@ def run(
 
     home = Home.locate(ctx.obj.home if ctx.obj else None)
     check_room(home)
-    first = ensure_home(home)
     if role:
         overrides = (*overrides, f"node.role={role}")
     if join:
         overrides = (*overrides, "swarm.join=" + str([check_address(address) for address in join]))
     settings, origins = configs.load(home.config_file, os.environ, overrides)
-    if recipe and recipe.startswith("p2prl://"):
+    invited = bool(recipe and recipe.startswith("p2prl://"))
+    if not invited:
+        choose_recipe(home, recipe, settings.node.recipe)  # a misspelt one leaves no home behind
+    ensure_home(home)
+    if recipe and invited:
         recipe, peers = accept_invite(home, recipe, settings)
         overrides = (*overrides, f"swarm.join={[*settings.swarm.join, *peers]}")
         settings, origins = configs.load(home.config_file, os.environ, overrides)
     chosen, text = choose_recipe(home, recipe, settings.node.recipe)
     (home.state / "last-recipe.toml").write_text(text)
-    if first:
-        click.echo(f"made {home.identity}: it is your standing in the swarm, back it up; there is no reset", err=True)
     asyncio.run(_serve(home, settings, origins, (chosen, text), parent_pipe))
 
 
@@ -84,18 +85,17 @@ def accept_invite(home: Home, text: str, settings) -> tuple[str, tuple[str, ...]
     return str(path), invite.peers
 
 
-def ensure_home(home: Home) -> bool:
-    """What `init` does: folders and a key. True when the key is new."""
+def ensure_home(home: Home) -> None:
+    """Folders and a key; says so when the key is new."""
     from p2prl.identity import Identity
 
     try:
         home.create()
     except OSError as error:
         raise ConfigError(f"can't make the home {home.state}: {error.strerror}; choose another with --home") from None
-    if home.identity.exists():
-        return False
-    Identity.create(home.identity)
-    return True
+    if not home.identity.exists():
+        Identity.create(home.identity)
+        click.echo(f"made {home.identity}: it is your standing in the swarm, back it up; there is no reset", err=True)
 
 
 def choose_recipe(home: Home, asked: str | None, configured: str):
@@ -128,6 +128,11 @@ async def _serve(home: Home, settings, origins: dict[str, str], chosen, parent_p
     serve_recipe(node.state, text)
     log = logs.set_up(settings.log.level, file=home.logs / "p2prl.jsonl", ring=node.state.events)
     node.control.logs_source, node.control.origins = log, origins
+    click.echo(
+        f"{node.state.name} runs {recipe.name} (swarm {recipe.swarm_id.hex()[:8]}), role {settings.node.role}. "
+        f"Page: {node.url} (log in by: p2prl web). Stop: Ctrl-C, or p2prl stop",
+        err=True,
+    )
     loop = asyncio.get_running_loop()
     signals: list[int] = []
 

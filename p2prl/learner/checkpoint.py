@@ -9,6 +9,7 @@ deleted, and the next newest is taken.
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,26 +65,36 @@ def restore_newest(policy: Policy, folder: Path, wanted: Version | None = None) 
     found, notes = _newest(policy, folder, lambda version: wanted is None or version == wanted)
     if found is None:
         return None, notes
-    version, masters, moments = found
-    policy.restore(masters, moments, version)
+    version, saved = found
+    policy.restore(saved.masters, saved.moments, version, saved.bases)
     return version, notes
 
 
 def restore_moments(policy: Policy, folder: Path) -> tuple[Version | None, list[str]]:
     """The optimiser's state of the newest whole checkpoint of up to MAX_BEHIND steps before what the policy holds.
 
-    The masters stay: a state some steps old is a better beginning than none, old weights are not.
+    The masters stay: a state some steps old is a better beginning than none, old weights are not. Not with LoRA: its
+    adapters begin anew with the weights they are followed to, and a state of others says nothing of these.
     """
+    if policy.adapters:
+        return None, []
     now = policy.version.step
     found, notes = _newest(policy, folder, lambda version: now - MAX_BEHIND <= version.step < now)
     if found is None:
         return None, notes
-    version, _, moments = found
-    policy.restore({name: master.clone() for name, master in policy.masters.items()}, moments, policy.version)
+    version, saved = found
+    policy.restore({name: master.clone() for name, master in policy.masters.items()}, saved.moments, policy.version)
     return version, notes
 
 
-Found = tuple[Version, dict[str, Tensor], dict[int, dict[str, Any]]]
+@dataclass
+class Saved:
+    masters: dict[str, Tensor] = field(default_factory=dict)
+    moments: dict[int, dict[str, Any]] = field(default_factory=dict)
+    bases: dict[str, Tensor] = field(default_factory=dict)
+
+
+Found = tuple[Version, Saved]
 
 
 def _newest(policy: Policy, folder: Path, wanted: Callable[[Version], bool]) -> tuple[Found | None, list[str]]:
@@ -93,16 +104,17 @@ def _newest(policy: Policy, folder: Path, wanted: Callable[[Version], bool]) -> 
             manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
             if not wanted(manifest.version):
                 continue
-            masters, moments = _load(policy, folder, manifest)
+            saved = _load(policy, folder, manifest)
         except (OSError, msgspec.MsgspecError, SafetensorError, StoreError) as error:
             notes.append(_set_aside(path, str(error)[:200]))
             continue
-        return (manifest.version, masters, moments), notes
+        return (manifest.version, saved), notes
     return None, notes
 
 
 def _tensors(policy: Policy) -> dict[str, Tensor]:
     tensors = {f"master/{name}": master for name, master in policy.masters.items()}
+    tensors |= {f"base/{name}": base for name, base in policy.bases.items()}
     state = policy.optimiser.state_dict()["state"]
     for number, name in enumerate(policy.masters):
         for key, value in state.get(number, {}).items():
@@ -110,25 +122,27 @@ def _tensors(policy: Policy) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
 
-def _load(policy: Policy, folder: Path, manifest: Manifest) -> tuple[dict[str, Tensor], dict[int, dict[str, Any]]]:
+def _load(policy: Policy, folder: Path, manifest: Manifest) -> Saved:
     path = folder / Path(manifest.data).name
     if manifest.rule != _RULE or _file_hash(path) != manifest.data_hash:
         raise StoreError("its data is not what its manifest says")
-    masters: dict[str, Tensor] = {}
-    moments: dict[int, dict[str, Any]] = {}
+    saved = Saved()
     numbers = {name: number for number, name in enumerate(policy.masters)}
     for name, tensor in load_file(path).items():
         kind, _, parameter = name.partition("/")
-        if parameter not in numbers:
+        if parameter not in (policy.bases if kind == "base" else numbers):
             raise StoreError(f"it is of another model: it has {parameter[:64]!r}")
-        if kind == "master":
-            masters[parameter] = tensor
+        if kind == "base":
+            saved.bases[parameter] = tensor
+        elif kind == "master":
+            saved.masters[parameter] = tensor
         else:
-            moments.setdefault(numbers[parameter], {})[kind.removeprefix("adam.")] = tensor
-    for name, master in policy.masters.items():
-        if name not in masters or masters[name].shape != master.shape:
-            raise StoreError(f"it is of another model: {name!r} is missing or has another shape")
-    return masters, moments
+            saved.moments.setdefault(numbers[parameter], {})[kind.removeprefix("adam.")] = tensor
+    for held, found in ((policy.masters, saved.masters), (policy.bases, saved.bases)):
+        for name, value in held.items():
+            if name not in found or found[name].shape != value.shape:
+                raise StoreError(f"it is of another model: {name!r} is missing or has another shape")
+    return saved
 
 
 def _set_aside(manifest: Path, why: str) -> str:

@@ -2,6 +2,8 @@
 
 In: the recipe, weights of a version, a gradient. Out: log-probs, the next weights.
 
+With LoRA the masters are the A and B of each adapter, and the module holds the rounding of base + s B A (`adapters`).
+
 Invariants: the module's parameters are at all times exactly what is (or would be) published, so what is trained is
 what was sampled from; gradients go straight through the rounding to the masters; the learning rate of one step never
 outlives that step.
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from p2prl.errors import LearnerError
+from p2prl.learner.adapters import Adapter, adapt
 from p2prl.learner.shared_prompt import continue_prompts, distinct_prompts
 from p2prl.models.load import load_module
 from p2prl.models.tensors import load_into, write_state
@@ -35,8 +38,15 @@ class Policy:
         if learner.gradient_checkpointing:
             _checkpoint_layers(module)
         self._parameters = dict(module.named_parameters())
+        self.adapters: dict[str, Adapter] = {}
         self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self.masters = {name: value.detach().float().clone() for name, value in self._parameters.items()}
+        if learner.training == "lora":
+            self.adapters = adapt(module, learner.lora.rank, learner.lora.alpha, learner.lora.targets)
+            pairs = [(f"{name}.{part}", value) for name, each in self.adapters.items() for part, value in each.parts]
+            self.masters: dict[str, Tensor] = dict(pairs)
+            self._restart_adapters()
+        else:
+            self.masters = {name: value.detach().float().clone() for name, value in self._parameters.items()}
         self.optimiser = self._new_optimiser()
         self._round()
 
@@ -51,16 +61,33 @@ class Policy:
         return next(iter(self.masters.values())).device
 
     def follow(self, weights: Path, version: Version) -> None:
-        """Masters become the published bf16 values; the optimiser starts anew. All or nothing."""
+        """Masters become the published bf16 values, or adapters of no effect on them; the optimiser starts anew.
+
+        All or nothing.
+        """
         load_into(self.module, weights)
+        self._restart_adapters()
         with torch.no_grad():
-            for name, master in self.masters.items():
+            for name, master in () if self.adapters else self.masters.items():
                 master.copy_(self._parameters[name])
         self.optimiser = self._new_optimiser()
         self.version = version
 
-    def restore(self, masters: dict[str, Tensor], moments: dict[int, dict[str, Any]], version: Version) -> None:
+    @property
+    def bases(self) -> dict[str, Tensor]:
+        """What the adapters are added to: with the masters, all that the adapted weights follow from."""
+        return {name: adapter.base for name, adapter in self.adapters.items()}
+
+    def restore(
+        self,
+        masters: dict[str, Tensor],
+        moments: dict[int, dict[str, Any]],
+        version: Version,
+        bases: dict[str, Tensor] | None = None,
+    ) -> None:
         """Take up masters and Adam's state as a checkpoint gives them."""
+        for name, base in (bases or {}).items():
+            self.adapters[name].base.copy_(base)
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(masters[name])
@@ -95,11 +122,12 @@ class Policy:
         return logits[rows, positions - first].float()
 
     def zero_gradient(self) -> None:
-        self.module.zero_grad(set_to_none=True)
+        for value in self._trained:
+            value.grad = None
 
     def take_gradient(self) -> Gradient:
         """What the backward passes since `zero_gradient` left, float32; the module keeps none of it."""
-        found = [value.grad for value in self._parameters.values()]
+        found = [value.grad for value in self._trained]
         self.zero_gradient()
         masters = self.masters.values()
         return [
@@ -120,6 +148,16 @@ class Policy:
             self.optimiser.zero_grad(set_to_none=True)
         self._round()
 
+    @property
+    def _trained(self) -> list[Tensor]:
+        """Where backward passes leave gradients, in the order of the masters."""
+        return list((self.masters if self.adapters else self._parameters).values())
+
+    def _restart_adapters(self) -> None:
+        source = torch.Generator().manual_seed(0)
+        for name, adapter in self.adapters.items():
+            adapter.restart(self._parameters[name], source)
+
     def _new_optimiser(self) -> torch.optim.AdamW:
         learner = self._learner
         return torch.optim.AdamW(
@@ -132,7 +170,12 @@ class Policy:
     @torch.no_grad()
     def _round(self) -> None:
         for name, parameter in self._parameters.items():
-            parameter.copy_(self.masters[name].bfloat16())
+            if name in self.adapters:
+                parameter.copy_(self.adapters[name].merged())
+            elif self.adapters:
+                parameter.copy_(parameter.bfloat16())
+            else:
+                parameter.copy_(self.masters[name].bfloat16())
 
 
 def _checkpoint_layers(module: torch.nn.Module) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from p2prl.learner.score_layers import Grams, ParameterUse, Weighted
-from p2prl.learner.score_rules import Rule, find_rule
+from p2prl.learner.score_rules import Rule, find_rule, trained
 
 
 class ScoreNormWarning(UserWarning):
@@ -60,13 +60,14 @@ class ScoreNorms:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._trained = [item for item in module.parameters() if item.requires_grad]
+        # A tied parameter once, wherever it is used.
+        self._trained = list({id(item): item for layer in module.modules() for item in trained(layer)}.values())
         self._names = {id(item): name for name, item in module.named_parameters()}
         self._rules: dict[torch.nn.Module, Rule] = {}
         self._rows = 1
         self.unknown = ""
         for name, layer in module.named_modules():
-            if not any(item.requires_grad for item in layer.parameters(recurse=False)):
+            if not trained(layer):
                 continue
             rule = find_rule(layer)
             if rule is None:

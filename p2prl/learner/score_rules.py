@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from p2prl.learner.adapters import AdaptedLinear
 from p2prl.learner.score_layers import ParameterUse
 
 Uses = dict[int, ParameterUse]
@@ -25,7 +26,7 @@ class Rule:
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
-        self.parameters = [item for item in layer.parameters(recurse=False) if item.requires_grad]
+        self.parameters = trained(layer)
 
     def per_answer(self, value: Tensor, result: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Input and output with a row for each answer."""
@@ -57,6 +58,22 @@ class _Dense(Rule):
             use.inputs.append(_sequence(value))
             use.returned.append(back)
         self._bias(uses, back)
+
+
+class _Adapted(Rule):
+    """y = a W^T + b with W frozen, but for the low-rank A and B of its adapter."""
+
+    def __init__(self, layer: AdaptedLinear) -> None:
+        super().__init__(layer)
+        self._adapter = layer.adapter
+
+    def note(self, uses: Uses, value: Tensor, back: Tensor) -> None:
+        value, back, adapter = _sequence(value), _sequence(back), self._adapter
+        down, up = _use(uses, adapter.a), _use(uses, adapter.b)
+        down.inputs.append(value)
+        down.returned.append(adapter.scale * (back @ adapter.b.to(back.dtype)))
+        up.inputs.append(adapter.scale * (value @ adapter.a.to(value.dtype).t()))
+        up.returned.append(back)
 
 
 class _Embedding(Rule):
@@ -99,7 +116,15 @@ class _Norm(Rule):
         self._bias(uses, back)
 
 
+def trained(layer: nn.Module) -> list[nn.Parameter]:
+    """The layer's own parameters that get a gradient; an adapter's are no part of the module."""
+    own = [item for item in layer.parameters(recurse=False) if item.requires_grad]
+    return [*own, layer.adapter.a, layer.adapter.b] if isinstance(layer, AdaptedLinear) else own
+
+
 def find_rule(layer: nn.Module) -> Rule | None:
+    if isinstance(layer, AdaptedLinear):
+        return _Adapted(layer) if len(trained(layer)) == 2 else None
     forward = type(layer).forward
     if forward is nn.Linear.forward:
         return _Dense(layer, transposed=False)

@@ -57,6 +57,7 @@ from p2prl.web.login import ensure_token
 from p2prl.web.server import Server, listen, port_of, url_of
 
 STATUS_S = 1.0
+RATE_S = 60  # rounds over which tokens a second are counted
 DRAIN_S = 30.0
 DISK_S = 30.0
 
@@ -85,6 +86,11 @@ class Node:
 
     def status(self) -> Status:
         return make_status(self.state, self.supervisor, self.loops.waiting, self.loops.last_step)
+
+    @property
+    def url(self) -> str:
+        """Of the page."""
+        return url_of(self._web_socket)
 
     def stop(self, timeout_s: float = DRAIN_S) -> None:
         """Begin to drain; a second call ends at once."""
@@ -141,8 +147,7 @@ class Node:
         app = make_app(self.status, self.control, state.events, state.measures.metrics, door)
         self._server = Server(app, self._web_socket)
         await self._server.start()
-        url = url_of(self._web_socket)
-        write_node_file(state.home, url)
+        write_node_file(state.home, self.url)
         for code, (level, message, fix, _) in state.health.items():  # found while the home was opened
             state.emit("log", level=level, event=message, code=code, fix=fix)
         await self.loops.start()
@@ -162,12 +167,15 @@ class Node:
 
     async def _publish_status(self) -> None:
         state, before, alive = self.state, (0, 0), frozenset[str]()
+        drawn = [0]  # tokens by the end of each of the last RATE_S rounds
         while True:
             traffic = state.transport.traffic()
             moved = (sum(traffic.sent.values()), sum(traffic.received.values()))
             state.up_bytes_per_s = (moved[0] - before[0]) / STATUS_S
             state.down_bytes_per_s = (moved[1] - before[1]) / STATUS_S
             before = moved
+            drawn = [*drawn[-RATE_S:], state.counts.tokens]
+            state.tokens_per_s = (drawn[-1] - drawn[0]) / (STATUS_S * max(1, len(drawn) - 1))
             snapshot = self.status()
             self.control.record(snapshot)
             buffered, capacity = snapshot.training.buffered, state.recipe.learner.groups_per_step

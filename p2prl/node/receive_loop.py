@@ -340,9 +340,11 @@ class ReceiveLoop:
         return codec.encode(DigestReply(offers, state.head, state.head_id, state.num_groups))
 
     def _tell(self, maker: str, verdict: Verdict) -> None:
+        if not self._state.leads:
+            return  # our own judgement: the leader's is the one that counts
         if maker == self._state.me:
             self._count_verdict(verdict)
-        elif self._state.leads:
+        else:
             batch = self._verdicts.setdefault(maker, [])
             if len(batch) < VERDICT_BATCH:
                 batch.append(verdict)

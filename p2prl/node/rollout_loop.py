@@ -134,7 +134,6 @@ class RolloutLoop:
         drawn = await self._generate(prompts, state.recipe.sampling.group_size, seed)
         elapsed_s = max(state.now() - max(started, self._drawn_at), 1e-6)  # without the wait for the batch before
         self._batch_s, self._drawn_at = drawn.wall_s, state.now()
-        state.tokens_per_s = 0.8 * state.tokens_per_s + 0.2 * drawn.num_tokens / elapsed_s
         state.counts.tokens += drawn.num_tokens
         items = tuple(map(worker.judge_item, prompts, drawn.completions))
         judgements = await self._environment.judge_items(items)

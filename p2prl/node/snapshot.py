@@ -137,10 +137,10 @@ def _now(state: NodeState, supervisor: Supervisor) -> str:
         return "draining"
     if any(item.level == "error" for item in _health(state, supervisor)):
         return "degraded"
-    if not state.joined:
-        return "joining"
     if state.generates and not state.engine_ready:
-        return "starting"
+        return "starting" if state.joined else "joining"
+    if not state.joined and not state.generates:
+        return "joining"  # alone, a node that generates works on: the reason says that nobody is there
     return "working"
 
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 import msgspec
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+LEAST_S = 1e-3  # a wait shorter than the clock can tell would not be one
 MAX_HOLDERS = 64
 
 
@@ -56,7 +57,7 @@ class Targets:
         """Until one of those that failed may be tried again; None when there is none."""
         if not self._told:
             return None
-        return max(0.0, min(map(self._ready_at, self._told)) - now)
+        return max(LEAST_S, min(map(self._ready_at, self._told)) - now)
 
     def failed(self, target: Target, leader: str, now: float) -> None:
         """Tried again after a pause, unless its holder tells of another one before."""

@@ -214,9 +214,10 @@ class WeightsLoop:
             state.wanted.forget(group_ids)
         self._files[state.manifests[manifest_id].content_hash] = state.manifests[manifest_id].version.step
         metrics = state.manifests[manifest_id].metrics
-        told = metrics.get("eval_reward"), metrics.get("eval_error", 0.0), metrics.get("eval_step", 0.0)
-        if told[0] is not None and all(map(math.isfinite, told)):  # a learner's word: it may be nonsense
-            state.eval_reward, state.eval_error, state.eval_step = told[0], told[1], int(told[2])
+        reward, error = metrics.get("eval_reward", math.nan), metrics.get("eval_error", 0.0)
+        step = metrics.get("eval_step", 0.0)
+        if all(map(math.isfinite, (reward, error, step))):  # a learner's word: it may be nonsense
+            state.eval_reward, state.eval_error, state.eval_step = reward, error, int(step)
         state.store.save_head(manifest_id)
         for link in state.chain.branch(ancestor, manifest_id)[-16:]:
             state.events.publish("step", step_row(state.manifests[link]))

@@ -8,9 +8,10 @@ Invariants: a voter grants a term once, and `PersistVote` comes before the `Gran
 vote; hence no voter stands behind two winners of one term, and two candidates who name the same electorate can't both
 win. A lease is a claim: while the leader we follow lives and has published in its term, another takes its place only
 with a version that was verified here, or our own vote; and no claim moves terms far (MAX_JUMP) unless a version proves
-it, so that a stranger can neither unseat a leader nor use up the terms. Two leaders of one term need different views of who lives (a partition: a lone survivor may lead). That is
-harmless by the chain order (head.py); the higher (term, blake3 of peer id) stays when they hear each other. A leader
-whom nobody hears goes on for the same reason: it cannot know whether it is alone.
+it, so that a stranger can neither unseat a leader nor use up the terms. Two leaders of one term need different views of
+who lives (a partition: a lone survivor may lead). That is harmless by the chain order (head.py); the higher (term,
+blake3 of peer id) stays when they hear each other. A leader whom nobody hears goes on for the same reason: it cannot
+know whether it is alone.
 """
 
 from collections.abc import Iterable

@@ -141,7 +141,7 @@ class Wanted:
         batches: dict[str, list[GroupHeader]] = {}
         for entry in self._in_turns(ready)[: max(0, room)]:
             # The maker first; who failed least next; ties by the order in which they were learnt.
-            peer = min(entry.sources, key=lambda source: entry.sources[source])
+            peer = min(entry.sources, key=entry.sources.__getitem__)
             entry.asked = peer
             self._asked[entry.header.id] = None
             entry.deadline = now + self._rules.pull_s

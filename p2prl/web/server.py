@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PreflightFailed(
                 f"the web page can't use port {port} of {host}: another program has it. "
-                "Stop that one, or choose another: --set web.port=PORT (0 for any free one)"
+                "Stop that one, or choose another: --set web.port=PORT (0: any free one)"
             ) from None
         raise PreflightFailed(f"the web page can't listen on {host} port {port}: {error.strerror}") from None
     sock.setblocking(False)

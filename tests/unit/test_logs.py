@@ -53,7 +53,7 @@ def test_libraries_are_levelled_down_and_in_the_same_format() -> None:
         logging.getLogger("hivemind.dht").info("chatter")
         logging.getLogger("hivemind.dht").warning("bad %s", "news")
         logging.getLogger("something").info("more chatter")
-    assert [line.split(" ", 1)[1] for line in out.getvalue().splitlines()] == ["warni hivemind.dht bad news"]
+    assert [line.split(" ", 1)[1] for line in out.getvalue().splitlines()] == ["warn  hivemind.dht bad news"]
 
 
 def test_the_file_is_one_json_object_a_line_with_the_traceback(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_systemd_gets_a_priority_and_no_time(monkeypatch: pytest.MonkeyPatch) ->
     out = io.StringIO()
     with set_up(out, style="auto"):
         logs.get("web").warning("slow")
-    assert out.getvalue() == "<4>warni web       slow\n"
+    assert out.getvalue() == "<4>warn  web       slow\n"
 
 
 def test_the_ring_and_the_tail_get_the_lines() -> None:

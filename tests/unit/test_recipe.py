@@ -30,6 +30,33 @@ def test_the_swarm_id_of_a_recipe_never_changes() -> None:
     assert recipe.parse(MINIMAL, "a").swarm_id.hex() == golden
 
 
+def test_keys_of_a_newer_schema_count_only_where_they_are_set() -> None:
+    """So a swarm's id outlives releases; an older release refuses a recipe that uses a key it doesn't know."""
+    base = recipe.parse(MINIMAL, "a").swarm_id
+    defaults = '[objective]\nprox = "none"\noptions = {}\n[learner]\ngradient_checkpointing = false\n'
+    assert recipe.parse("schema = 1\n" + MINIMAL + defaults, "a").swarm_id == base
+    assert recipe.parse("schema = 2\n" + MINIMAL, "a").swarm_id == base
+    others = [
+        '[objective]\nprox = "recompute"\n',
+        "[objective]\noptions = { cap = 5 }\n",
+        "[objective]\noptions = { cap = 5.0 }\n",
+        "[learner]\ngradient_checkpointing = true\n",
+    ]
+    assert len({base, *(recipe.parse(MINIMAL + other, "a").swarm_id for other in others)}) == 5
+
+
+def test_the_swarm_id_of_a_recipe_of_schema_2_never_changes() -> None:
+    text = MINIMAL + '[objective]\nname = "a3po"\noptions = { cap = 5.0, dual_clip = "none" }\n'
+    golden = "c4b33a5abde4f89be7f6f932a86707f981d90f41873d99ebe04330ce4ba63eda"
+    assert recipe.parse(text, "a").swarm_id.hex() == golden
+
+
+def test_no_clip_can_be_said() -> None:
+    parsed = recipe.parse(MINIMAL + '[objective]\nclip = "none"\n', "a")
+    assert parsed.objective.clip is None
+    assert recipe.Recipe.model_validate_json(parsed.model_dump_json(by_alias=True)) == parsed
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -37,6 +64,8 @@ def test_the_swarm_id_of_a_recipe_never_changes() -> None:
         (MINIMAL + "[learner]\nmax_aeg = 3\n", "did you mean 'max_age'"),
         (MINIMAL + "[learner]\nlearning_rate = -1\n", "learner.learning_rate"),
         (MINIMAL + "schema = 99", "schema"),
+        (MINIMAL + '[objective]\nprox = "recomputed"\n', "objective.prox"),
+        (MINIMAL + "[objective]\noptions = { cap = [1] }\n", "objective.options"),
         (MINIMAL + "[sampling]\ntop_p = 0.9\n", "sampling.top_p"),
         ("name = ", "not valid TOML"),
         ("schema = 99\n" + MINIMAL, "newer p2prl"),

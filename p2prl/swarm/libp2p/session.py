@@ -197,7 +197,7 @@ def _check_port(settings: Settings) -> None:
         except OSError as error:
             raise PreflightFailed(
                 f"can't listen on {settings.host} port {settings.port}: {error.strerror}. "
-                "Stop what uses it, or set another swarm.port (0: any free one)"
+                "Stop what uses it, or choose another: --set swarm.port=PORT (0: any free one)"
             ) from None
 
 

@@ -101,8 +101,11 @@ function paint() {
   frame = 0;
   render(head(), document.getElementById('head'));
   render(state.problem ? state.problem : nothing, document.getElementById('banner'));
-  if (!state.status) return;
   const main = document.getElementById('main');
+  if (!state.status) {
+    if (state.problem) main.textContent = '';
+    return;
+  }
   if (!main.dataset.page) main.textContent = '';
   if (main.dataset.page !== state.page) forget();
   main.dataset.page = state.page;

@@ -31,6 +31,13 @@ export function forget() {
   plots.clear();
 }
 
+/** 24 hours, with seconds where less than ten minutes are shown, with the day where more than one is. */
+function clock(seconds, plot) {
+  const shown = plot.scales.x.max - plot.scales.x.min;
+  const text = new Date(seconds * 1000).toLocaleTimeString([], { hour12: false, timeStyle: shown < 600 ? 'medium' : 'short' });
+  return shown < 86400 ? text : `${new Date(seconds * 1000).toLocaleDateString([], { month: 'short', day: 'numeric' })} ${text}`;
+}
+
 function options(element, names) {
   const css = getComputedStyle(document.documentElement);
   const ink = css.getPropertyValue('--dim').trim();
@@ -38,10 +45,10 @@ function options(element, names) {
   const axis = { stroke: ink, grid, ticks: grid };
   return {
     width: element.clientWidth, height: HEIGHT, cursor: { drag: { x: true, y: false } },
-    axes: [axis, { ...axis, size: 70, values: (plot, ticks) => ticks.map(number) }],
+    axes: [{ ...axis, space: 80, values: (plot, ticks) => ticks.map((tick) => clock(tick, plot)) }, { ...axis, size: 70, values: (plot, ticks) => ticks.map(number) }],
     series: [{}, ...names.map((name, index) => ({
       label: LABELS[name] ?? name, stroke: css.getPropertyValue(`--plot${index + 1}`).trim(), width: 1.5, spanGaps: true,
-      points: { show: name === 'eval_reward' ? true : undefined, fill: css.getPropertyValue('--card').trim() },
+      points: { show: false, fill: css.getPropertyValue('--card').trim() },
       value: (plot, value) => number(value),
     }))],
   };

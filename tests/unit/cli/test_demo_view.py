@@ -34,4 +34,5 @@ def test_lines_come_at_intervals_and_notes_once(capsys) -> None:
         view.show(seen(tenth / 10, notes=("killed the leader",)))
     said = capsys.readouterr().err.splitlines()
     assert said.count("killed the leader") == 1
-    assert len(said) == 3 and "*v7" in said[1] and "0.800" in said[1]
+    assert len(said) == 5 and "* leads" in said[1] and "login#code" in said[2]
+    assert "*v7" in said[3] and "0.800" in said[3] and "silent" in said[3]

@@ -3,10 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from blake3 import blake3
 
 from p2prl.learner import messages
+from p2prl.learner.learner_process import Learner
 from p2prl.models.state import state_hash
 from p2prl.pipes import BlockingPipe
 from p2prl.records import PIECE_BYTES, Version
@@ -73,3 +75,24 @@ def test_a_recipe_it_cannot_read_fails_the_start(child, recipe, tmp_path) -> Non
     pipe.send(setup_of(recipe, tmp_path, "{}"))
     assert isinstance(pipe.receive(), messages.Failed)
     assert process.wait(20) == 1
+
+
+def test_options_that_no_step_could_be_made_with_fail_the_start(child, recipe, tmp_path) -> None:
+    pipe, process = child
+    objective = recipe.objective.model_copy(update={"name": "a3po", "options": {"cpa": 5.0}})
+    pipe.send(setup_of(recipe.model_copy(update={"objective": objective}), tmp_path))
+    failed = pipe.receive()
+    assert isinstance(failed, messages.Failed) and "did you mean 'cap'" in failed.message
+    assert process.wait(20) == 1
+
+
+def test_many_clipped_fresh_answers_are_said_once_in_a_while(policy, recipe, tools, tmp_path) -> None:
+    objective = recipe.objective.model_copy(update={"clip": 1e-3})
+    learner = Learner(recipe.model_copy(update={"objective": objective}), policy, tmp_path, tmp_path)
+    said = []
+    for number in range(2):
+        step = msgspec.structs.replace(tools.make_step(policy, 4, number), parent=policy.version)
+        reply = learner.handle(messages.Train(number, step))
+        assert isinstance(reply, messages.Trained) and reply.report.metrics["clip_fraction_fresh"] > 0.25
+        said.append([note for note in reply.notes if "fresh answers were clipped" in note])
+    assert len(said[0]) == 1 and said[1] == []

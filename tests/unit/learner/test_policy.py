@@ -48,3 +48,23 @@ def test_bfloat16_arithmetic_gives_a_float32_gradient(policy, recipe, tools) -> 
     part = compute_part(low, collate(step, 64), recipe)
     assert all(value.dtype == torch.float32 and value.isfinite().all() for value in part.gradient)
     assert 0.5 < part.ess.rho < 1
+
+
+@pytest.mark.parametrize("baseline", ["mean", "min_variance"])
+def test_gradient_checkpointing_changes_no_gradient(policy, recipe, tools, tmp_path, baseline: str) -> None:
+    objective = recipe.objective.model_copy(update={"baseline": baseline})
+    plain = recipe.model_copy(update={"objective": objective})
+    learner = recipe.learner.model_copy(update={"gradient_checkpointing": True})
+    saving = plain.model_copy(update={"learner": learner})
+    rows = collate(tools.make_step(policy, 3, 1), 64)
+    other = Policy.load(saving, tmp_path / "models")
+    runs = []
+    for layer in other.module.modules():
+        if getattr(layer, "gradient_checkpointing", False):
+            layer.register_forward_pre_hook(lambda *_: runs.append(1))
+        assert not (isinstance(layer, torch.nn.Dropout) and layer.training)
+    part, wanted = compute_part(other, rows, saving), compute_part(policy, rows, plain)
+    assert len(runs) > 2 * len(other.module.model.layers)  # each ran again in the backward pass
+    assert part.faults == ()
+    for mine, theirs in zip(part.gradient, wanted.gradient, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
 from p2prl.learner.objective_options import objective_options
 from p2prl.learner.policy import Policy
-from p2prl.learner.step import apply_part, compute_part
+from p2prl.learner.step import apply_part, compute_part, measure_rho_on
 from p2prl.recipe import Recipe
 
 
@@ -118,3 +118,26 @@ def test_an_objective_gets_only_the_options_it_takes(recipe) -> None:
     both = recipe.objective
     assert objective_options(both) == {"clip": 0.2, "baseline": "mean"}
     assert objective_options(both.model_copy(update={"name": "gepo"})) == {"clip": 0.2}
+
+
+def test_rho_on_is_measured_on_all_the_fresh_answers_at_hand(policy, recipe, tools) -> None:
+    """Of the step and of those that wait, as if they were one batch; a rho is never averaged."""
+    whole = tools.make_step(policy, 5, 8, rho_on=0.0)
+    with torch.no_grad():  # as if learner and engine disagreed
+        next(policy.module.parameters()).mul_(1.1)
+    expected = compute_part(policy, collate(whole, 64), recipe).ess.rho
+    step = msgspec.structs.replace(
+        whole, groups=whole.groups[:2], group_ids=whole.group_ids[:2], ages=whole.ages[:2], fresh=whole.groups[2:]
+    )
+    part = compute_part(policy, collate(step, 64), small_batches(recipe, 64))
+    found = measure_rho_on(policy, part, step, small_batches(recipe, 64))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found < 0.999 and found != pytest.approx(part.ess.rho, rel=1e-3)
+    alone = msgspec.structs.replace(step, fresh=())
+    assert measure_rho_on(policy, part, alone, recipe) == part.ess.rho
+
+
+def test_rho_on_without_a_usable_answer_is_not_measured(policy, recipe, tools) -> None:
+    step = tools.make_step(policy, 2, 5, age=recipe.learner.max_age + 1, rho_on=0.0)
+    part = compute_part(policy, collate(step, recipe.learner.max_age), recipe)
+    assert measure_rho_on(policy, part, step, recipe) == 0.0
