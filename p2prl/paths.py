@@ -29,6 +29,8 @@ class Home:
         return cls(dirs.user_config_path, dirs.user_state_path, dirs.user_cache_path)
 
     def create(self) -> None:
+        for folder in (self.config, self.state, self.cache):  # what lies above is nobody else's to change either
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.config, self.state, self.cache, self.logs, self.checkpoints, self.blobs, self.models):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 

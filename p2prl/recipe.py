@@ -224,10 +224,11 @@ def available(folders: tuple[Path, ...] = ()) -> dict[str, tuple[str, ...]]:
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))]
     paths += sorted((path for path in shipped().iterdir() if path.name.endswith(".toml")), key=lambda path: path.name)
     for path in paths:
-        found[path.name.removesuffix(".toml")] = (
-            *found.get(path.name.removesuffix(".toml"), ()),
-            path.read_text("utf-8"),
-        )
+        name = path.name.removesuffix(".toml")
+        try:
+            found[name] = (*found.get(name, ()), path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError):
+            continue  # a broken file is no reason not to find the others
     return found
 
 

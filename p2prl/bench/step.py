@@ -8,7 +8,8 @@ one pass over each distinct prompt (`learner/shared_prompt.py`). `naive` is VCPO
 and backward pass an answer. `a3po` and `recompute` (decoupled PPO with a forward pass for its proximal policy) both
 share prompts, as a node does.
 
-Invariant: a ratio is the median of ratios within a round, so that a busy machine slows both sides.
+Invariant: a ratio is the median of ratios within a round, so that a busy machine slows both sides. Where it is so busy
+that even this is noise, the same ratios of CPU time, which every figure has beside it, say more.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,9 +42,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What it says: seconds of each variant, by round; the most memory each took."""
+    """What it says: seconds of each variant, by round, on the clock and of CPU time; the most memory each took."""
 
     rounds: tuple[dict[str, float], ...]
+    cpu_rounds: tuple[dict[str, float], ...]
     peak_bytes: dict[str, int]
     num_tokens: int
     device: str
@@ -67,7 +69,7 @@ def measure(plans: dict[str, Plan], say: Callable[[str], None]) -> dict[str, Mea
     try:
         found = {}
         for name, plan in plans.items():
-            say(f"{name}: {plan.num_rounds} rounds of {', '.join(VARIANTS)}, after one to warm up")
+            say(f"{name}: {plan.num_rounds} rounds of {', '.join(VARIANTS)}, after steps to warm up")
             (processes.root / PLAN).write_bytes(msgspec.json.encode(plan))
             found[name] = msgspec.convert(processes.child("p2prl.bench.step_run"), Measured)
         return found
@@ -82,8 +84,8 @@ def figures(name: str, plan: Plan, measured: Measured) -> list[Figure]:
     )
     plain = f"a plain step: {PLAIN}"
     vcpo, naive = ratios(measured, "vcpo", "plain"), ratios(measured, "naive", "plain")
-    shared = {"over_plain_shared": median(ratios(measured, "vcpo", "plain_shared"))}
-    faster = {"over_vcpo": median(ratios(measured, "naive", "vcpo"))}
+    shared = {"over_plain_shared": median(ratios(measured, "vcpo", "plain_shared"))} | cpu(measured, "vcpo", "plain")
+    faster = {"over_vcpo": median(ratios(measured, "naive", "vcpo"))} | cpu(measured, "naive", "plain")
     recompute = "decoupled PPO, which runs the batch once more for its proximal policy"
     return [
         _ratio(
@@ -95,7 +97,8 @@ def figures(name: str, plan: Plan, measured: Measured) -> list[Figure]:
         ),
         _ratio(
             f"{name}_a3po_over_recompute", ratios(measured, "a3po", "recompute"),
-            (f"an A-3PO step; {batch}", recompute), A3PO_TARGET, {},
+            (f"an A-3PO step; {batch}", recompute), A3PO_TARGET,
+            cpu(measured, "a3po", "recompute"),
         ),
         Figure(
             name=f"{name}_tokens_per_s",
@@ -127,6 +130,11 @@ def short(measured: Measured) -> dict[str, Any]:
         "vcpo_over_plain_shared": median(ratios(measured, "vcpo", "plain_shared")),
         "naive_over_plain": median(ratios(measured, "naive", "plain")),
         "a3po_over_recompute": median(ratios(measured, "a3po", "recompute")),
+        "cpu_time": {
+            "vcpo_over_plain": cpu(measured, "vcpo", "plain")["cpu_p50"],
+            "naive_over_plain": cpu(measured, "naive", "plain")["cpu_p50"],
+            "a3po_over_recompute": cpu(measured, "a3po", "recompute")["cpu_p50"],
+        },
         "plain": PLAIN,
         "step_s": {name: median([row[name] for row in measured.rounds]) for name in VARIANTS},
         "tokens_per_s": {name: rate(measured, name) for name in VARIANTS},
@@ -137,6 +145,10 @@ def short(measured: Measured) -> dict[str, Any]:
 
 def ratios(measured: Measured, variant: str, other: str) -> list[float]:
     return [row[variant] / row[other] for row in measured.rounds]
+
+
+def cpu(measured: Measured, variant: str, other: str) -> dict[str, float]:
+    return {"cpu_p50": median([row[variant] / row[other] for row in measured.cpu_rounds])}
 
 
 def rate(measured: Measured, variant: str) -> float:

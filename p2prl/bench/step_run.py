@@ -37,6 +37,8 @@ MAKER = "12D3KooW" + "A" * 44
 NOISE = 0.02  # of a token's log-prob
 MAX_AGE = 4
 RATE = 1e-30
+WARM_UP = ("plain", "vcpo")
+LONG_S = 5.0  # a step that takes longer is told at once
 SECTIONS: dict[str, dict[str, Any]] = {
     "plain": {"name": "reinforce", "step_size": "none"},
     "plain_shared": {"name": "reinforce", "step_size": "none"},
@@ -60,37 +62,43 @@ async def measure(folder: Path) -> dict[str, Any]:
     )
     memory = PeakMemory(device)
     rounds: list[dict[str, float]] = []
+    cpu_rounds: list[dict[str, float]] = []
     peaks: dict[str, int] = {}
     until = time.monotonic() + plan.longest_s
     for number in range(1 + plan.num_rounds):
         if number > plan.least_rounds and time.monotonic() > until:
             break
         first = number % len(VARIANTS)  # who begins changes
+        order = (*VARIANTS[first:], *VARIANTS[:first]) if number else WARM_UP
         took: dict[str, float] = {}
-        for variant in (*VARIANTS[first:], *VARIANTS[:first]):
+        busy: dict[str, float] = {}
+        for variant in order:
             memory.begin()
-            took[variant] = timed(policy, step, variant, recipe)
+            took[variant], busy[variant] = timed(policy, step, variant, recipe)
+            if took[variant] > LONG_S:
+                say(f"round {number}: {variant} took {took[variant]:.1f} s, {busy[variant]:.1f} s of CPU")
             peaks[variant] = max(peaks.get(variant, 0), memory.peak_bytes())
             await asyncio.sleep(0)  # here it can be stopped
-        say(f"round {number}: " + ", ".join(f"{name} {took[name]:.3g} s" for name in VARIANTS))
-        if number > 0:  # the first warms up
+        if number:
+            say(f"round {number}: " + ", ".join(f"{name} {took[name]:.3g} s" for name in VARIANTS))
             rounds.append(took)
-    return msgspec.to_builtins(Measured(tuple(rounds), peaks, num_tokens, device, plan.threads))
+            cpu_rounds.append(busy)
+    return msgspec.to_builtins(Measured(tuple(rounds), tuple(cpu_rounds), peaks, num_tokens, device, plan.threads))
 
 
-def timed(policy: Policy, step: StepInput, variant: str, recipe: Recipe) -> float:
-    """Seconds of one step."""
+def timed(policy: Policy, step: StepInput, variant: str, recipe: Recipe) -> tuple[float, float]:
+    """Seconds of one step: on the clock, and of all threads' CPU time."""
     chosen = variant_recipe(recipe, variant)
     policy.shares_prompts = variant != "plain"
     wait(policy)
-    started = time.perf_counter()
+    started, before = time.perf_counter(), time.process_time()
     rows = collate(step, chosen.learner.max_age)
     part = naive_part(policy, rows, chosen) if variant == "naive" else compute_part(policy, rows, chosen)
     done = apply_part(policy, merge([part]), chosen, 1.0)
     wait(policy)
     if done.skipped:
         raise RuntimeError(f"{variant}: {done.skipped}")
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - before
 
 
 def variant_recipe(recipe: Recipe, variant: str) -> Recipe:

@@ -43,7 +43,7 @@ class StoredGroup(msgspec.Struct, frozen=True):
     num_answers: int
     made_at: float
     content_bytes: int
-    updated_at: float  # of its state, but for trained: when it came or was judged or dropped
+    updated_at: float  # when it came, was judged, dropped or trained on
 
     @property
     def header(self) -> GroupHeader:
@@ -121,12 +121,13 @@ class Store:
         """As if it had never come: it may come again."""
         self._db.run_each("DELETE FROM groups WHERE id = ?", [(group_id,) for group_id in group_ids])
 
-    def mark_trained(self, group_ids: Iterable[bytes]) -> None:
-        """A manifest on our chain lists them; also ids that we don't hold."""
+    def mark_trained(self, group_ids: Iterable[bytes], now: float = 0.0) -> None:
+        """A manifest on our chain lists them; also ids that we don't hold. Their bodies stay a while from `now` on."""
         rows = [(group_id,) for group_id in group_ids]
         with self._db.transaction():
             self._db.run_each("INSERT OR IGNORE INTO trained (id) VALUES (?)", rows)
-            self._db.run_each("UPDATE groups SET trained = 1 WHERE id = ?", rows)
+            marked = "UPDATE groups SET trained = 1, updated_at = MAX(updated_at, ?2) WHERE id = ?1 AND trained = 0"
+            self._db.run_each(marked, [(*row, now) for row in rows])
 
     def unmark_trained(self, group_ids: Iterable[bytes]) -> None:
         """A rollback: they are again what they were before."""

@@ -26,7 +26,7 @@ MODELS = ("builtin", "smollm2")
 def step(ctx: click.Context, as_json: bool, models: tuple[str, ...], rounds: int | None, threads: int | None) -> None:
     """What an optimiser step costs: VCPO with exact score norms, one backward pass an answer, A-3PO, and plain ones.
 
-    With smollm2 it takes about ten minutes on two cores and about 7 GB of memory.
+    With smollm2 it takes about ten minutes on two free cores and 8 GB of memory.
     """
     import msgspec
 

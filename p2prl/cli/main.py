@@ -62,7 +62,7 @@ Exit codes:
   2 usage or config error   7 another daemon holds this home
   3 no daemon running       75 swarm unreachable, try again
   4 running but unhealthy   130 interrupted"""
-INTERRUPTED, PREFLIGHT = 130, 6
+INTERRUPTED, PREFLIGHT, REFUSED = 130, 6, 5
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ class LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                what = f"can't use {error.filename or 'a file'}: {error.strerror}"
+                click.echo(f"error: {_plain(what)}. Is it another user's, or on a disk that is read-only?", err=True)
+                sys.exit(REFUSED)
             if error.errno != errno.ENOSPC:
                 raise
             click.echo(

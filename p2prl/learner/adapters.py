@@ -95,7 +95,7 @@ def adapt(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]) ->
             layer.weight.detach().bfloat16().clone(),
         )
         layer.__class__ = AdaptedLinear
-        layer.adapter = adapter  # pyright: ignore[reportAttributeAccessIssue]
+        vars(layer)["adapter"] = adapter  # beside the module's state, not in it
         found[f"{name}.weight"] = adapter
     if left:
         raise LearnerError(

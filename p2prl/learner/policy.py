@@ -41,6 +41,9 @@ class Policy:
         self.adapters: dict[str, Adapter] = {}
         self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
         if learner.training == "lora":
+            with torch.no_grad():
+                for value in self._parameters.values():
+                    value.copy_(value.bfloat16())  # once: what has no adapter never changes again
             self.adapters = adapt(module, learner.lora.rank, learner.lora.alpha, learner.lora.targets)
             pairs = [(f"{name}.{part}", value) for name, each in self.adapters.items() for part, value in each.parts]
             self.masters: dict[str, Tensor] = dict(pairs)
@@ -169,13 +172,10 @@ class Policy:
 
     @torch.no_grad()
     def _round(self) -> None:
-        for name, parameter in self._parameters.items():
-            if name in self.adapters:
-                parameter.copy_(self.adapters[name].merged())
-            elif self.adapters:
-                parameter.copy_(parameter.bfloat16())
-            else:
-                parameter.copy_(self.masters[name].bfloat16())
+        for name, adapter in self.adapters.items():
+            self._parameters[name].copy_(adapter.merged())
+        for name, master in () if self.adapters else self.masters.items():
+            self._parameters[name].copy_(master.bfloat16())
 
 
 def _checkpoint_layers(module: torch.nn.Module) -> None:

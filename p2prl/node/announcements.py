@@ -28,5 +28,6 @@ async def announce(state: NodeState, headers: Sequence[GroupHeader]) -> None:
 
 async def announce_again(state: NodeState) -> None:
     """What we made some time ago and still wait for."""
-    before = state.clock.unix() - AGAIN_S / 2
-    await announce(state, [row.header for row in state.store.own_waiting() if row.made_at <= before])
+    now = state.clock.unix()
+    fresh_from = now - AGAIN_S / 2  # up to now: what is from the future, the clock has gone back since
+    await announce(state, [row.header for row in state.store.own_waiting() if not fresh_from < row.made_at <= now])

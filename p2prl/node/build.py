@@ -42,6 +42,7 @@ from p2prl.node.ports import Ports
 from p2prl.node.restore import restore
 from p2prl.node.snapshot import make_status
 from p2prl.node.state import NodeState
+from p2prl.node.supervisor import end_tasks
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 from p2prl.records import WIRE_SCHEMA, Hello, Version
@@ -104,9 +105,9 @@ class Node:
     async def run(self) -> None:
         """Until `stop`."""
         try:
-            await self._start()
-            await self.stopping.wait()
-            await self._drain()
+            if await self._started():
+                await self.stopping.wait()
+                await self._drain()
         finally:
             await self._close()
         if self.failure is not None:
@@ -140,6 +141,19 @@ class Node:
         """Found after the start: this node must not run like this."""
         self.failure = failure
         self.stop(0.0)
+
+    async def _started(self) -> bool:
+        """False when it was asked to stop before it had begun: there is nothing to drain then."""
+        starting = asyncio.create_task(self._start(), name="start")
+        stopping = asyncio.create_task(self.stopping.wait(), name="stop while starting")
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting  # raises what it raised
+                return True
+            return False
+        finally:
+            await end_tasks([starting, stopping])
 
     async def _start(self) -> None:
         state = self.state

@@ -84,7 +84,7 @@ class Loops:
     def is_drained(self) -> bool:
         """While `draining`: the batch in hand was announced, or never will be."""
         idle = self.rollout is None or not self._state.generates or self.rollout.waiting == "draining"
-        return idle or not self._ports.engine.alive
+        return idle or not self._state.engine_ready or not self._ports.engine.alive
 
     async def stop(self) -> None:
         """End the loops, then what stands behind the ports."""

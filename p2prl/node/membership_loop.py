@@ -22,6 +22,7 @@ from p2prl.swarm.transport import JoinReport
 DIRECTORY = "members"
 TTL_S = 45.0
 ROUND_S = 2.0
+LEAST_PAUSE_S = 0.25
 REDIAL_S = 5.0
 HELLO = "p2prl/hello"
 NEWCOMER_S = 60.0  # of two nodes with one identity the newcomer gives way; a wrong clock stops a newcomer alone
@@ -64,7 +65,8 @@ class MembershipLoop:
             if len(self._state.live()) > 1:  # whoever dialled whom
                 self._joined()
             self._state.membership.expire(self._state.now())
-            await asyncio.sleep(ROUND_S)
+            # A silent peer costs its deadline: waited for on top of it, the others would fall out of the live set.
+            await asyncio.sleep(max(ROUND_S - (self._state.now() - now), LEAST_PAUSE_S))
 
     async def dial(self) -> None:
         """Try every address we know; the reports say what became of each."""

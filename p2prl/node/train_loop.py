@@ -36,7 +36,9 @@ class TrainLoop:
         self._learner = learner
         self._holds: bytes | None = None  # the manifest whose weights the learner process has
         self._rules = replay.rules_of(state.recipe)
-        self._last_step_at = float("-inf")  # unix seconds
+        # Waits are counted on the clock that never goes back: an hour put right by NTP must not stop the steps.
+        self._last_step_at = float("-inf")
+        self._waiting_since: dict[bytes, float] = {}
         self._threads = 1
         self.last: dict[str, float] = {}
 
@@ -90,11 +92,11 @@ class TrainLoop:
 
     async def _step_when_full(self) -> None:
         state = self._state
-        choice = replay.choose(self._candidates(), state.clock.unix(), self._rules, since=self._last_step_at)
+        choice = replay.choose(self._candidates(), state.now(), self._rules, since=self._last_step_at)
         state.store.drop(choice.dropped, "too_old", state.clock.unix())
         if choice.batch:
             await self._step(choice.batch)
-            self._last_step_at = state.clock.unix()
+            self._last_step_at = state.now()
             return
         self._receive.admitted.clear()
         try:
@@ -104,11 +106,10 @@ class TrainLoop:
 
     def _candidates(self) -> list[replay.Entry]:
         """Admitted and not on our chain, with their ages."""
-        now = self._state.clock.unix()
-        return [
-            replay.Entry(row.id, row.maker, self._state.age_of(row.version), min(row.made_at, now))
-            for row in self._state.store.admitted_untrained()
-        ]
+        state, now, unix, known = self._state, self._state.now(), self._state.clock.unix(), self._waiting_since
+        rows = state.store.admitted_untrained()
+        since = self._waiting_since = {row.id: known.get(row.id, now - max(0.0, unix - row.made_at)) for row in rows}
+        return [replay.Entry(row.id, row.maker, state.age_of(row.version), since[row.id]) for row in rows]
 
     async def _step(self, chosen: tuple[bytes, ...]) -> None:
         state = self._state
@@ -158,7 +159,8 @@ class TrainLoop:
         ]
         now = state.clock.unix()
         age_p50, age_p95 = replay.age_quantiles(groups, ages, (0.5, 0.95))
-        waited_s = max(0.0, now - report.wall_s - self._last_step_at) if math.isfinite(self._last_step_at) else 0.0
+        began = state.now() - report.wall_s
+        waited_s = max(0.0, began - self._last_step_at) if math.isfinite(self._last_step_at) else 0.0
         report.metrics.update(wall_s=report.wall_s, wait_s=waited_s, age_p50=age_p50, age_p95=age_p95)
         state.measures.trained(report, [of_group[0] for of_group in ages], now)
         if state.eval_reward is not None:

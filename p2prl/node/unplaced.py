@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from p2prl.errors import PeerError
+from p2prl.errors import PeerError, StoreError
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import end_tasks
 from p2prl.records import Version
@@ -56,13 +56,20 @@ class Unplaced:
         await end_tasks(self._tasks)
 
     async def _ask(self, peers: tuple[str, ...], version: Version) -> None:
+        try:
+            await self._try(peers, version)
+        except StoreError as error:
+            self._state.emit("log", level="error", event="a branch was not learnt", why=str(error)[:200])
+        finally:
+            held = self._held.pop(version)  # whatever happened: its place is free for the next one
+        for item in held:
+            await self._arrived.put(item)
+
+    async def _try(self, peers: tuple[str, ...], version: Version) -> None:
         for attempt in range(ATTEMPTS):
             try:
-                await self._learn(peers, version)
-                break
+                return await self._learn(peers, version)
             except PeerError as error:
                 self._state.blame(error)
                 if attempt + 1 < ATTEMPTS:
                     await asyncio.sleep(RETRY_S)
-        for item in self._held.pop(version):
-            await self._arrived.put(item)

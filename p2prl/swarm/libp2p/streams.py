@@ -195,7 +195,8 @@ class _Received:
                 raise TooLarge(f"an error of {length} bytes", peer=self._peer)
             raise wire.decode_error(await reader.readexactly(length), self._peer)
         if length == 0:
-            raise BadRecord("an empty item", peer=self._peer)  # nobody makes them; endless ones would cost their sender nothing
+            # Nobody makes them, and an endless row of them would stay below every limit of bytes.
+            raise BadRecord("an empty item", peer=self._peer)
         if length > MAX_ITEM_BYTES:
             raise TooLarge(
                 f"an item of {length} bytes is over the limit of {MAX_ITEM_BYTES}",

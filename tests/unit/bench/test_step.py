@@ -10,7 +10,7 @@ def measured() -> Measured:
     """Three rounds, each on a machine twice as slow as the one before."""
     seconds = {"plain": 10.0, "plain_shared": 8.0, "vcpo": 11.0, "naive": 30.0, "a3po": 8.0, "recompute": 10.0}
     rounds = tuple({name: slow * value for name, value in seconds.items()} for slow in (1, 2, 4))
-    return Measured(rounds, dict.fromkeys(VARIANTS, 5_000_000), 2000, "cpu", 2)
+    return Measured(rounds, (seconds, seconds), dict.fromkeys(VARIANTS, 5_000_000), 2000, "cpu", 2)
 
 
 def test_a_busy_machine_slows_both_sides() -> None:
@@ -18,6 +18,7 @@ def test_a_busy_machine_slows_both_sides() -> None:
     assert short["vcpo_over_plain"] == pytest.approx(1.1)
     assert short["vcpo_over_plain_shared"] == pytest.approx(1.375)
     assert short["naive_over_plain"] == pytest.approx(3.0)
+    assert short["cpu_time"]["vcpo_over_plain"] == pytest.approx(1.1)
     assert short["a3po_over_recompute"] == pytest.approx(0.8)
     assert short["tokens_per_s"]["vcpo"] == pytest.approx(2000 / 22)
     assert short["peak_memory_bytes"]["plain"] == 5_000_000

@@ -119,8 +119,9 @@ def test_pruning_takes_what_nobody_needs_first(store: Store) -> None:
 
 def test_pruning_by_age_leaves_what_is_not_done(store: Store) -> None:
     trained, held = keep(store, 1), keep(store, 2)
-    store.mark_trained([trained])
-    assert store.prune(2**30, NOW + 1) == 1
+    store.mark_trained([trained], NOW + 500)
+    assert store.prune(2**30, NOW + 1) == 0  # a losing branch may give it back, however long it waited for its step
+    assert store.prune(2**30, NOW + 501) == 1
     assert [found.id for found in store.newest_groups()] == [held]
 
 

@@ -198,3 +198,14 @@ def test_reading_commands_load_nothing_heavy(home: Path) -> None:
     code += f"print([name for name in {HEAVY} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_file_of_another_user_is_told_of_in_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path.state / "lock"))  # pyright: ignore
+
+    monkeypatch.setattr("p2prl.node.disk.check_room", refuse)
+    result = p2prl(home, "run", "addition")
+    assert result.exit_code == 5
+    assert "lock: Permission denied" in result.output and "another user's" in result.output
+    assert "Traceback" not in result.output

@@ -1,6 +1,7 @@
 """A node's real loops beside a peer that drips, lies about sizes or answers nothing, in virtual time."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -134,6 +135,8 @@ def test_a_body_larger_than_the_recipe_allows_is_not_asked_for(tmp_path: Path) -
 
         attacker.transport.serve_stream("group", endless)
         await attacker.gossip("announce", Announcement(attacker.key.peer_id, (a_header(1, 2**50),)))
+        await asyncio.sleep(15)
+        assert served == 0
         await attacker.gossip("announce", Announcement(attacker.key.peer_id, (a_header(2, 1000),)))
         await asyncio.sleep(30)
         assert 0 < served <= 32 * 2**20
@@ -160,7 +163,8 @@ def test_makers_that_answer_nothing_do_not_hold_up_the_receive_loop(tmp_path: Pa
         for peer in silent:
             receive._verdicts[peer.key.peer_id] = [Verdict(bytes(32), False, "wrong_reward")]
         await asyncio.sleep(20)
-        assert max(after - before for before, after in zip(asked, asked[1:], strict=False)) < 2.0
+        assert len(asked) > 10
+        assert max(after - before for before, after in itertools.pairwise(asked)) < 2.0
 
     beside_an_attacker(tmp_path, check)
 
@@ -188,7 +192,12 @@ def test_a_chain_longer_than_one_stream_is_followed_from_its_beginning(
 
 def test_files_of_old_versions_go_also_where_versions_were_skipped(tmp_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
-        await asyncio.sleep(60)
+        network = attacker.world.network
+        for _ in range(8):  # the follower hears of no version for a moment, then of the newest
+            network.partition([lives[1].state.me], [lives[0].state.me])
+            await asyncio.sleep(2)
+            network.heal()
+            await asyncio.sleep(6)
         for life in lives:
             state = life.state
             files = [path for path in state.home.blobs.rglob("*") if path.is_file()]

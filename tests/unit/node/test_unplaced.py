@@ -7,7 +7,7 @@ from typing import Any, cast
 import async_solipsism
 import pytest
 
-from p2prl.errors import Unreachable
+from p2prl.errors import StoreError, Unreachable
 from p2prl.node.state import NodeState
 from p2prl.node.unplaced import ATTEMPTS, MAX_GROUPS, MAX_VERSIONS, Unplaced
 from p2prl.records import Version
@@ -66,6 +66,23 @@ def test_who_does_not_answer_is_asked_again_and_then_the_groups_come_back_all_th
         waiting.hold(group_id(1), "maker", "maker", b"one", version(1))
         assert await arrived.get() == ("maker", b"one")
         assert len(asked.calls) == len(blamed) == ATTEMPTS
+
+    virtual_time.run(program())
+
+
+def test_a_full_disk_while_a_branch_is_learnt_costs_no_place_and_no_group(virtual_time) -> None:
+    async def program() -> None:
+        told: list[str] = []
+
+        async def learn(peers: tuple[str, ...], version: Version) -> None:
+            raise StoreError("the disk is full")
+
+        state = cast("NodeState", SimpleNamespace(me="me", emit=lambda kind, **data: told.append(data["event"])))
+        arrived: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        waiting = Unplaced(state, learn, arrived)
+        assert waiting.hold(group_id(1), "maker", "maker", b"one", version(1))
+        assert await asyncio.wait_for(arrived.get(), 5) == ("maker", b"one")
+        assert told == ["a branch was not learnt"] and not waiting._held
 
     virtual_time.run(program())
 

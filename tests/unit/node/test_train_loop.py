@@ -1,0 +1,40 @@
+"""Which groups wait for a step, and since when."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from p2prl import codec
+from p2prl.node.state import NodeState
+from p2prl.node.train_loop import TrainLoop
+from p2prl.records import Verdict
+from tests import factories
+
+
+class TwoClocks:
+    """As on a machine whose wall clock NTP puts back."""
+
+    def __init__(self) -> None:
+        self.now, self.wall = 100.0, factories.NOW
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def unix(self) -> float:
+        return self.wall
+
+
+def test_waits_go_on_when_the_wall_clock_is_put_back(make_state: Callable[[], NodeState]) -> None:
+    state, clock = make_state(), TwoClocks()
+    state.clock = clock
+    group = factories.group(made_at=factories.NOW - 5.0)
+    sealed = codec.seal(group, state.identity, state.swarm)
+    group_id = codec.sealed_id(sealed)
+    state.store.save_group(group, group_id, sealed, own=True, now=factories.NOW)
+    state.store.save_verdict(Verdict(group_id, True, ""), factories.NOW)
+    loop = TrainLoop(state, *cast("list[Any]", [None] * 4))
+    (entry,) = loop._candidates()
+    assert entry.admitted_at == 95.0
+    clock.now, clock.wall = 130.0, factories.NOW - 3600.0
+    assert loop._candidates() == [entry]
+    (fresh,) = TrainLoop(state, *cast("list[Any]", [None] * 4))._candidates()
+    assert fresh.admitted_at == 130.0  # made "in the future": it waits since we saw it
