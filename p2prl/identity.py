@@ -43,7 +43,9 @@ class Identity:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"can't read the identity {path}: {error.strerror}. The first `p2prl run` makes it") from None
+            raise ConfigError(
+                f"can't read the identity {path}: {error.strerror}. The first `p2prl run` makes it"
+            ) from None
         if len(data) != 68 or not data.startswith(_FILE_PREFIX):
             raise ConfigError(
                 f"the identity {path} is corrupt ({len(data)} bytes, 68 expected). Restore it from your backup; "

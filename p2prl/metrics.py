@@ -12,7 +12,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 STATES = ("starting", "joining", "working", "paused", "draining", "stopping", "degraded")
 PAUSE_REASONS = ("user", "waiting_for_learner", "engine_failed", "no_peers", "disk_full", "clock_skew", "stale_version")
-LOOPS = ("admission", "disk", "election", "lag", "membership", "prune", "receive", "rollout", "status", "train", "weights")
+LOOPS = (
+    "admission",
+    "disk",
+    "election",
+    "lag",
+    "membership",
+    "prune",
+    "receive",
+    "rollout",
+    "status",
+    "train",
+    "weights",
+)
 STAGES = ("wait", "batch", "gradient", "optim", "publish")
 REFUSALS = (
     "bad_record",

@@ -154,7 +154,6 @@ class Streams:
             mark = _LENGTH.pack(END) + _SUM.pack(total, digest.digest())
             await asyncio.wait_for(_write(writer, mark), SEND_ITEM_TIMEOUT_S)
 
-
     async def _accept(
         self, stack: contextlib.AsyncExitStack, protocol: str, peer: str, request: bytes
     ) -> tuple[str, AsyncGenerator[bytes, None]]:
