@@ -42,9 +42,11 @@ class Identity:
         """Read a key file. Raises ConfigError when it is missing, corrupt or readable by others."""
         try:
             data = path.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(f"there is no identity {path} yet. The first `p2prl run` makes it") from None
         except OSError as error:
             raise ConfigError(
-                f"can't read the identity {path}: {error.strerror}. The first `p2prl run` makes it"
+                f"can't read the identity {path}: {error.strerror}. Run p2prl as its owner, or use another --home"
             ) from None
         if len(data) != 68 or not data.startswith(_FILE_PREFIX):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """What several kinds of test need: a disk small enough to fill, and programs that not every machine has.
 
 `@pytest.mark.needs("root", "chromium")`: a test that can't run here is skipped and says what it lacks; with
-P2PRL_ALL_TESTS=1, as in .ci/run, it fails instead.
+ALL_TESTS_MUST_RUN=1, as in .ci/run, it fails instead.
 """
 
 import os
@@ -29,7 +29,7 @@ def lack(needed: tuple[str, ...]) -> str:
 
 def check_needs(*needed: str) -> None:
     missing = lack(needed)
-    if missing and os.environ.get("P2PRL_ALL_TESTS"):
+    if missing and os.environ.get("ALL_TESTS_MUST_RUN"):
         pytest.fail(missing)
     if missing:
         pytest.skip(missing)

@@ -101,6 +101,7 @@ class LiveTable:
 
 def table_of(seen: Seen) -> "Table":
     """The swarm's reward on its way to the target, then a row for each node."""
+    from rich.markup import escape
     from rich.table import Table
 
     training = seen.furthest.training
@@ -122,7 +123,7 @@ def table_of(seen: Seen) -> "Table":
             continue
         leads = status.swarm.role == "leader"
         table.add_row(
-            f"{'*' if leads else ' '} {plain(status.node.name)}", status.state.now, status.swarm.policy_version,
+            f"{'*' if leads else ' '} {escape(plain(status.node.name))}", status.state.now, status.swarm.policy_version,
             str(status.given.groups), f"{status.rates.rollout_tokens_per_s:.0f}", str(status.swarm.peers_alive),
             size(sum(status.traffic.sent.values())), size(sum(status.traffic.received.values())),
             style="bold" if leads else "",

@@ -8,7 +8,7 @@ from p2prl.cli.demo_view import Lines, Seen, table_of
 from p2prl.status import GivenStatus, NodeStatus, Status, SwarmStatus, TrainingStatus
 
 LEADER = Status(
-    node=NodeStatus(name="quiet\x1b[31m otter"),
+    node=NodeStatus(name="quiet\x1b[31m [/bold] otter"),
     swarm=SwarmStatus(role="leader", policy_version="1.7.aabbccdd"),
     given=GivenStatus(groups=12),
     training=TrainingStatus(step=7, reward_first=0.7, reward_last=0.8),
@@ -23,7 +23,7 @@ def test_the_table_shows_every_node_the_reward_and_the_page() -> None:
     console = Console(file=io.StringIO(), width=140, force_terminal=False)
     console.print(table_of(seen(notes=("killed the leader",))))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("0.700 -> 0.800 of 0.9", "7 versions", "1.7.aabbccdd", "silent", "login#code", "killed"):
+    for part in ("0.700 -> 0.800 of 0.9", "7 versions", "1.7.aabbccdd", "[/bold]", "silent", "login#code", "killed"):
         assert part in text
     assert "\x1b" not in text
 
