@@ -17,7 +17,9 @@ new version    node/weights_loop.py, weights/        the newest head only
 who leads      node/election_loop.py, swarm/election
 =============  ====================================  ==========================================================
 
-Rooms import only downwards: cli, bench, node, web, then rollout, buffer, learner, weights (which don't know each
+simulate/ runs these very loops, fifty nodes at a time, in virtual time.
+
+Rooms import only downwards: cli, bench and simulate, node, web, then rollout, buffer, learner, weights (which don't know each
 other), then environments, models, objectives, swarm (likewise), then codec, identity, recipe, config and the records.
 """
 

@@ -6,6 +6,9 @@ import sys
 import psutil
 import pytest
 
+from p2prl.identity import Identity
+from p2prl.paths import Home
+
 pytestmark = pytest.mark.timeout(300)
 MIB = 2**20
 
@@ -61,7 +64,9 @@ def test_a_start_on_a_full_disk_is_refused(small_disk, fresh: bool) -> None:
     disk = small_disk(64)
     home = disk.path / "home"
     if not fresh:
-        assert "which recipe" in _run("--home", str(home), "run").stderr  # makes the home
+        place = Home.locate(home)
+        place.create()
+        Identity.create(place.identity)
     disk.fill()
     done = _run("--home", str(home), "run", "addition")
     assert done.returncode == 6, done.stderr
