@@ -5,30 +5,10 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from p2prl import records
 from tests import factories
+from tests.architecture.surface import wire_records
 
-WIRE_RECORDS: tuple[type[records.Wire], ...] = (
-    records.Version,
-    records.Manifest,
-    records.Sampling,
-    records.Segment,
-    records.Completion,
-    records.Prompt,
-    records.Trajectory,
-    records.Group,
-    records.GroupHeader,
-    records.Announcement,
-    records.Lease,
-    records.VoteRequest,
-    records.Vote,
-    records.VoteReply,
-    records.Verdict,
-    records.PeerInfo,
-    records.Hello,
-    records.StepInput,
-    records.StepReport,
-)
+WIRE_RECORDS = tuple(wire_records())
 MOST_ITEMS = 3  # of a collection: sizes are the codec's business, here the kinds of values are
 
 peer_ids = st.integers(0, 255).map(lambda number: factories.identity(number).peer_id)
@@ -69,6 +49,10 @@ def of_type(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.VarTupleType():
             items = of_type(info.item_type)
             return st.lists(items, min_size=info.min_length or 0, max_size=MOST_ITEMS).map(tuple)
+        case msgspec.inspect.NoneType():
+            return st.none()
+        case msgspec.inspect.UnionType():
+            return st.one_of(*map(of_type, info.types))
         case msgspec.inspect.DictType():
             return st.dictionaries(of_type(info.key_type), of_type(info.value_type), max_size=MOST_ITEMS)
     raise TypeError(f"no strategy for {info}")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from p2prl import config, errors, metrics, recipe, records, status
+from p2prl import codec, config, errors, metrics, recipe, records, status
 from p2prl.buffer.admission import REASONS
 from p2prl.cli.main import COMMANDS, group
 from p2prl.events import TYPES, Ring
@@ -40,7 +40,7 @@ def surface() -> dict[str, Any]:
 
 def wire_records() -> list[type[msgspec.Struct]]:
     """Everything that leaves the process, in the order of the modules."""
-    found = [pieces.PieceRequest, *_wire_of(records), *_wire_of(receive_loop), *_wire_of(weights_loop)]
+    found = [codec.Envelope, pieces.PieceRequest, *_wire_of(records), *_wire_of(receive_loop), *_wire_of(weights_loop)]
     return list(dict.fromkeys(found))
 
 
