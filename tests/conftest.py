@@ -6,6 +6,7 @@ ALL_TESTS_MUST_RUN=1, as in .ci/run, it fails instead.
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 
 BALLAST = "ballast"
 PACKAGES = {"chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
+
+
+# A runner in the background starts us with SIGINT ignored, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def lack(needed: tuple[str, ...]) -> str:
