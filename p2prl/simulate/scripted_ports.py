@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from blake3 import blake3
 
@@ -82,21 +82,22 @@ class ScriptedChild:
             raise ChildDied(f"{self._name} did not answer within {timeout_s:.0f} s") from None
 
 
-class Script:
-    """One life of a child."""
+class Script(Protocol):
+    """One life of a child: how long its start and each request take, and what it answers."""
 
-    start_s = 0.0
-    ready: object = None
+    start_s: float
 
-    def takes_s(self, request: Any) -> float:
-        raise NotImplementedError
+    @property
+    def ready(self) -> object: ...
+
+    def takes_s(self, request: Any) -> float: ...
 
     def answer(self, request: Any) -> Any:
         """Raises P2prlError where the real child replies Failed."""
-        raise NotImplementedError
+        ...
 
 
-class EngineScript(Script):
+class EngineScript:
     def __init__(self, setup: drawing.Setup, pace: Pace) -> None:
         self._engine, self._pace = ScriptedEngine(), pace
         self.start_s = pace.engine_start_s
@@ -120,7 +121,7 @@ class EngineScript(Script):
                 raise P2prlError(f"a {type(request).__name__} is out of place here")
 
 
-class LearnerScript(Script):
+class LearnerScript:
     def __init__(self, setup: learning.Setup, pace: Pace, base: Version) -> None:
         self._blobs, self._pace, self._held = Path(setup.blobs), pace, base
         self.start_s = pace.learner_start_s
