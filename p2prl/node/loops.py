@@ -84,6 +84,9 @@ class Loops:
     def is_drained(self) -> bool:
         """While `draining`: the batch in hand was announced, or never will be."""
         idle = self.rollout is None or not self._state.generates or self.rollout.waiting == "draining"
+        health = self.supervisor.health.get("rollout")
+        if health is not None and not health.ok:
+            return True  # it failed and waits for its next start: nothing is in hand
         return idle or not self._state.engine_ready or not self._ports.engine.alive
 
     async def stop(self) -> None:

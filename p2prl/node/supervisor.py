@@ -16,6 +16,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 STEADY_S = 120.0  # a loop that ran so long starts its back-off anew
 RECOVERY_S = 2.0
 LAG_PERIOD_S = 0.1
+CANCEL_AGAIN_S = 1.0
 LAG_WINDOW = 300  # samples kept: half a minute
 
 
@@ -82,8 +83,16 @@ class Supervisor:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task]) -> None:
-    """Cancel them, in their order, and wait until they have ended."""
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
+    """Cancel them, in their order, and wait until they have ended.
+
+    Again and again: Python 3.11's `wait_for` swallows a cancellation that comes together with its result.
+    """
+    ending = dict.fromkeys(tasks)
+    while ending:
+        for task in ending:
+            task.cancel()
+        await asyncio.wait(ending, timeout=CANCEL_AGAIN_S)
+        for task in [task for task in ending if task.done()]:
+            del ending[task]
+            if not task.cancelled():
+                task.exception()  # seen: asyncio need not complain that nobody did

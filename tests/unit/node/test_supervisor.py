@@ -61,6 +61,29 @@ def test_stop_ends_every_loop(virtual_time) -> None:
     virtual_time.run(scenario())
 
 
+def test_a_loop_that_swallows_a_cancellation_ends_all_the_same(virtual_time) -> None:
+    """As `wait_for` does in Python 3.11 when its result comes in the same round as the cancellation."""
+
+    async def scenario() -> None:
+        supervisor, swallowed = Supervisor(LoopClock(), lambda *_, **__: None), []
+
+        async def loop() -> None:
+            while True:
+                try:
+                    await asyncio.sleep(1e9)
+                except asyncio.CancelledError:
+                    if swallowed:
+                        raise
+                    swallowed.append(True)
+
+        supervisor.start("one", loop)
+        await asyncio.sleep(0)
+        await asyncio.wait_for(supervisor.stop(), 60)
+        assert swallowed == [True]
+
+    virtual_time.run(scenario())
+
+
 def test_a_loop_is_well_again_only_when_it_outlives_its_last_failure(virtual_time) -> None:
     async def scenario() -> None:
         clock = LoopClock()
