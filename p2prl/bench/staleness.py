@@ -30,8 +30,8 @@ NO_MAX_AGE = 100_000
 FULL_OBJECTIVES = (
     "gepo_vcpo",
     "gepo_vcpo:weights",
-    "gepo_vcpo:mean",
-    "gepo_vcpo:mean:weights",
+    "gepo_vcpo:min_variance:baseline_over=all",
+    "gepo_vcpo:min_variance:baseline_over=all:weights",
     "gepo",
     "vcpo",
     "a3po",
@@ -41,6 +41,7 @@ FULL_OBJECTIVES = (
 QUICK_OBJECTIVES = ("gepo_vcpo", "gepo", "grpo", "tis")
 FULL_AGES, QUICK_AGES = (0, 8, 16, 32, 64, 128, 256), (0, 32)
 FULL_SEEDS, QUICK_SEEDS = 5, 2
+FULL_STEPS, QUICK_STEPS = 300, 250
 
 _STEP_SIZES = {"ess": "sequence", "weights": "weights", "none": "none"}
 _BASELINES = ("mean", "min_variance")
@@ -51,9 +52,9 @@ _NEEDS_PROX = ("decoupled_ppo", "m2po")
 class Settings(msgspec.Struct, frozen=True):
     """What all runs of a study share. Rewards are of sampled answers to the first held-out prompts."""
 
-    num_steps: int = 250
+    num_steps: int = FULL_STEPS
     groups_per_step: int = 32
-    learning_rate: float = 2e-4
+    learning_rate: float = 3e-4
     max_age: int = NO_MAX_AGE
     eval_every: int = 25
     eval_answers: int = 512
@@ -198,7 +199,7 @@ def objective_section(text: str) -> dict[str, Any]:
     name, *choices = text.split(":")
     section: dict[str, Any] = {
         "name": name,
-        "baseline": "min_variance",
+        "baseline": "mean",
         "step_size": "sequence" if name in _SIZES_ITS_STEP else "none",
         "prox": "recompute" if name in _NEEDS_PROX else "none",
     }

@@ -45,9 +45,9 @@ _OPTIONS = (
     click.option("--ages", callback=_numbers, metavar="N,N", help="In versions [0,8,16,32,64,128,256]."),
     click.option("--seeds", type=_POSITIVE, help="Runs of each kind [5]."),
     click.option("--law", type=click.Choice(LAWS), default="fixed", show_default=True, help="Of the delays."),
-    click.option("--steps", type=_POSITIVE, default=250, show_default=True, help="Optimiser steps of a run."),
+    click.option("--steps", type=_POSITIVE, help="Optimiser steps of a run [300, --quick: 250]."),
     click.option("--groups", type=_POSITIVE, default=32, show_default=True, help="Groups in a step."),
-    click.option("--learning-rate", type=float, default=2e-4, show_default=True),
+    click.option("--learning-rate", type=float, default=3e-4, show_default=True),
     click.option("--max-age", type=_POSITIVE, help="Refuse older groups [no limit]."),
     click.option("--workers", type=_POSITIVE, help="Processes, one thread each [all cores]."),
     click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the results."),
@@ -97,7 +97,7 @@ def specs_of(given: dict[str, Any]) -> "tuple[RunSpec, ...]":
 
     quick = given["quick"]
     settings = study.Settings(
-        num_steps=given["steps"],
+        num_steps=given["steps"] or (study.QUICK_STEPS if quick else study.FULL_STEPS),
         groups_per_step=given["groups"],
         learning_rate=given["learning_rate"],
         max_age=given["max_age"] or study.NO_MAX_AGE,

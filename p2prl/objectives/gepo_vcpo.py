@@ -24,15 +24,20 @@ def gepo_vcpo(
     baseline: str = "min_variance",
     leave_one_out: bool = False,
     age_band: bool = False,
+    baseline_over: str = "live",
 ) -> Loss:
     """-(1/B) sum_i live_i w_i (R_i - b_g), gradient through w_i (see `gepo`) alone.
 
     live_i: not clipped on the side of R_i - mean_g R; b_g by `baseline`: the plain `mean`, or `min_variance` with
     omega_i = live_i w_i (see `baseline.py`), which is the plain mean where score norms are not known. logp [B, T]; the
     rest [B]. `age_band`: A-3PO's band of the answer's age instead of 1 -+ clip.
+
+    Of stale data the clip takes mostly the wrong answers; what lives in the group then has one reward, b_g equals it, and
+    the gradient is 0. `baseline_over="all"` sets omega_i = w_i: the baseline of the whole group, which keeps it.
     """
     positive("clip", clip)
     one_of("baseline", baseline, ("mean", "min_variance"))
+    one_of("baseline_over", baseline_over, ("live", "all"))
     assert batch.advantage is not None
     weight = torch.exp(log_weight(batch, logp))
     held = weight.detach()
@@ -40,7 +45,7 @@ def gepo_vcpo(
     advantage = batch.advantage
     least = baseline == "min_variance" and batch.score_norm is not None
     if least:
-        omega = torch.where(clipped, 0.0, held)
+        omega = held if baseline_over == "all" else torch.where(clipped, 0.0, held)
         advantage = least_variance_advantage(batch, omega, leave_one_out=leave_one_out)
     loss = -answer_mean(batch, torch.where(clipped, 0.0 * weight, weight * advantage))
     share = answer_share(batch, torch.full_like(batch.live, least))

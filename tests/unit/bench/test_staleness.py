@@ -43,21 +43,25 @@ def test_what_makes_no_study_is_named(change: dict, why: str) -> None:
 @pytest.mark.parametrize(
     ("text", "section"),
     [
-        ("gepo_vcpo", ("gepo_vcpo", "min_variance", "sequence", 0.2, "none", {})),
-        ("gepo_vcpo:mean", ("gepo_vcpo", "mean", "sequence", 0.2, "none", {})),
+        ("gepo_vcpo", ("gepo_vcpo", "mean", "sequence", 0.2, "none", {})),
+        ("gepo_vcpo:min_variance", ("gepo_vcpo", "min_variance", "sequence", 0.2, "none", {})),
         ("gepo_vcpo:weights:mean", ("gepo_vcpo", "mean", "weights", 0.2, "none", {})),
-        ("gepo_vcpo:step_size=weights", ("gepo_vcpo", "min_variance", "weights", 0.2, "none", {})),
-        ("vcpo:none", ("vcpo", "min_variance", "none", 0.2, "none", {})),
-        ("gepo", ("gepo", "min_variance", "none", 0.2, "none", {})),
-        ("gepo:ess:unclipped", ("gepo", "min_variance", "sequence", None, "none", {})),
-        ("grpo:clip=0.3", ("grpo", "min_variance", "none", 0.3, "none", {})),
+        ("gepo_vcpo:step_size=weights", ("gepo_vcpo", "mean", "weights", 0.2, "none", {})),
+        (
+            "gepo_vcpo:min_variance:baseline_over=all",
+            ("gepo_vcpo", "min_variance", "sequence", 0.2, "none", {"baseline_over": "all"}),
+        ),
+        ("vcpo:none", ("vcpo", "mean", "none", 0.2, "none", {})),
+        ("gepo", ("gepo", "mean", "none", 0.2, "none", {})),
+        ("gepo:ess:unclipped", ("gepo", "mean", "sequence", None, "none", {})),
+        ("grpo:clip=0.3", ("grpo", "mean", "none", 0.3, "none", {})),
         (
             "a3po:cap=4.0:cap_mode=clamp",
-            ("a3po", "min_variance", "none", 0.2, "none", {"cap": 4.0, "cap_mode": "clamp"}),
+            ("a3po", "mean", "none", 0.2, "none", {"cap": 4.0, "cap_mode": "clamp"}),
         ),
-        ("gepo:age_band=true", ("gepo", "min_variance", "none", 0.2, "none", {"age_band": True})),
-        ("decoupled_ppo", ("decoupled_ppo", "min_variance", "none", 0.2, "recompute", {})),
-        ("decoupled_ppo:prox=a3po", ("decoupled_ppo", "min_variance", "none", 0.2, "a3po", {})),
+        ("gepo:age_band=true", ("gepo", "mean", "none", 0.2, "none", {"age_band": True})),
+        ("decoupled_ppo", ("decoupled_ppo", "mean", "none", 0.2, "recompute", {})),
+        ("decoupled_ppo:prox=a3po", ("decoupled_ppo", "mean", "none", 0.2, "a3po", {})),
     ],
 )
 def test_names_and_choices(text: str, section: tuple) -> None:
@@ -73,7 +77,7 @@ def test_every_registered_objective_can_be_studied(text: str) -> None:
 def test_the_recipe_is_the_demos_but_for_what_is_studied() -> None:
     made, base = recipe_of(SPEC), find("addition")[0]
     assert (made.model, made.environment, made.sampling) == (base.model, base.environment, base.sampling)
-    assert (made.learner.groups_per_step, made.learner.learning_rate, made.learner.betas) == (32, 2e-4, (0.9, 0.99))
+    assert (made.learner.groups_per_step, made.learner.learning_rate, made.learner.betas) == (32, 3e-4, (0.9, 0.99))
 
 
 def test_a_key_changes_with_what_changes_the_result_and_with_nothing_else() -> None:

@@ -23,8 +23,9 @@ def test_the_full_study_and_the_quick_one() -> None:
     assert len(full) == len(FULL_OBJECTIVES) * 7 * 5
     assert {spec.objective for spec in quick} == {"gepo_vcpo", "gepo", "grpo", "tis"}
     assert {(spec.age, spec.seed) for spec in quick} == {(0, 0), (0, 1), (32, 0), (32, 1)}
-    assert {spec.settings for spec in (*full, *quick)} == {Settings()}
-    assert Settings().num_steps == 250 and Settings().final_answers == 2048 and Settings().max_age == NO_MAX_AGE
+    assert {spec.settings for spec in full} == {Settings(num_steps=300)}
+    assert {spec.settings for spec in quick} == {Settings(num_steps=250)}
+    assert Settings().final_answers == 2048 and Settings().max_age == NO_MAX_AGE
 
 
 def test_what_is_said_counts_in_the_quick_study_too() -> None:

@@ -36,6 +36,35 @@ def test_the_weight_in_the_baseline_is_the_one_in_the_loss(leave_one_out: bool) 
     torch.testing.assert_close(gradient, (-omega * advantage / 12 / 6)[:, None].expand(12, 6))
 
 
+def test_clipping_all_wrong_answers_leaves_a_gradient_when_all_choose_the_baseline() -> None:
+    """Over the live ones alone the baseline equals their one reward, and nothing is learned from the group."""
+    batch = replace(
+        draw(3)[0],
+        group=torch.zeros(12, dtype=torch.long),
+        mask=torch.ones(12, 6, dtype=torch.bool),
+        behavior_logp=torch.full((12, 6), -1.0, dtype=torch.float64),
+        reward=torch.tensor([1.0] * 6 + [0.0] * 6, dtype=torch.float64),
+        score_norm=torch.ones(12, dtype=torch.float64),
+    )
+    logp = torch.tensor([-1.0] * 6 + [-2.0] * 6, dtype=torch.float64)[:, None].expand(12, 6)
+    over_live = solve("gepo_vcpo", {"baseline_over": "live"}, batch, logp)[1]
+    over_all = solve("gepo_vcpo", {"baseline_over": "all"}, batch, logp)[1]
+    assert (over_live == 0).all()
+    assert (over_all[:6] < 0).all() and (over_all[6:] == 0).all()
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_over_all_the_weight_in_the_baseline_is_that_of_every_answer(leave_one_out: bool) -> None:
+    batch, logp = draw(8)
+    batch = replace(batch, mask=torch.ones_like(batch.mask), reward=torch.tensor([0.0, 1.0] * 6, dtype=torch.float64))
+    prepared = batch.prepare()
+    weight = torch.exp(log_weight(prepared, logp))
+    live = torch.where(is_clipped(prepared, weight, 0.2), 0.0, weight)
+    advantage = least_variance_advantage(prepared, weight, leave_one_out=leave_one_out)
+    gradient = solve("gepo_vcpo", {"leave_one_out": leave_one_out, "baseline_over": "all"}, batch, logp)[1]
+    torch.testing.assert_close(gradient, (-live * advantage / 12 / 6)[:, None].expand(12, 6))
+
+
 def test_it_says_which_baseline_was_used() -> None:
     batch, logp = draw(9)
     assert gepo_vcpo(batch, logp)[1]["baseline_min_variance"] == 1

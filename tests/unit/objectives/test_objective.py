@@ -29,6 +29,7 @@ def test_a_needed_option_is_asked_for() -> None:
         ("a3po", {"cap_mode": "drop"}),
         ("a3po", {"dual_clip": 1.0}),
         ("gepo_vcpo", {"baseline": "min-variance"}),
+        ("gepo_vcpo", {"baseline_over": "some"}),
         ("dppo", {"divergence": "js"}),
         ("dr_grpo", {"max_length": 0}),
         ("m2po", {"second_moment": float("inf")}),
