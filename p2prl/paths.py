@@ -31,7 +31,8 @@ class Home:
     def create(self) -> None:
         for folder in (self.config, self.state, self.cache):  # what lies above is nobody else's to change either
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (self.config, self.state, self.cache, self.logs, self.checkpoints, self.blobs, self.models):
+        below = (self.logs, self.checkpoints, self.states, self.blobs, self.models)
+        for folder in (self.config, self.state, self.cache, *below):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
@@ -41,6 +42,11 @@ class Home:
     @property
     def recipes(self) -> Path:
         return self.config / "recipes"
+
+    @property
+    def datasets(self) -> Path:
+        """Data files that recipes name; the user puts them there."""
+        return self.config / "datasets"
 
     @property
     def identity(self) -> Path:
@@ -72,7 +78,13 @@ class Home:
         return self.state / "logs"
 
     @property
+    def states(self) -> Path:
+        """Versions' state files, by state hash."""
+        return self.cache / "states"
+
+    @property
     def blobs(self) -> Path:
+        """Deltas, and anchors on their way, by content hash."""
         return self.cache / "blobs"
 
     @property

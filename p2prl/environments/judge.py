@@ -8,19 +8,26 @@ runs inside a `Guard`, which turns a raise, a hang or a hunger for memory into `
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from p2prl.environments.messages import JudgeItem, Judgement
+from p2prl.environments.mixture import Mixture, own_index
 from p2prl.environments.registry import Environment
 from p2prl.errors import ConfigError, P2prlError
 from p2prl.records import Prompt
 
 MAX_DETAIL_CHARACTERS = 256
+MAX_SLOW_ANSWERS = 2  # of one group; the others then cost nothing more, and its maker gives them the same 0
 T = TypeVar("T")
 
 
 class RewardFailed(P2prlError):
     """The environment's code raised, ran too long or wanted too much memory."""
+
+
+class RanTooLong(RewardFailed):
+    """It passed its limit of time."""
 
 
 class Guard(Protocol):
@@ -44,23 +51,32 @@ class Judge:
 
     def prompt(self, index: int) -> Prompt:
         """Raises RewardFailed when the environment can't make it, ConfigError when the model can't read it."""
-        count = self._environment.num_prompts
-        text = _clean(self._guard(lambda: self._environment.prompt(index if count is None else index % count)))
+        text = _clean(self._guard(lambda: self._environment.prompt(own_index(self._environment, index))))
         return Prompt(index, text, tuple(self._tokenizer.encode_prompt(text)))
 
     def reward(self, index: int, token_ids: Sequence[int]) -> tuple[float, str]:
-        try:
-            given, detail = self._guard(lambda: self._judged(index, token_ids))
-        except RewardFailed as error:
-            return 0.0, _clean(str(error))[:MAX_DETAIL_CHARACTERS]
-        if not math.isfinite(given) or not 0.0 <= given <= 1.0:
-            return 0.0, f"the environment gave {given}, which is not in 0 to 1"
-        return given, _clean(detail)[:MAX_DETAIL_CHARACTERS]
+        return self._rewards(index, [token_ids])[0]
+
+    def _rewards(self, index: int, answers: Sequence[Sequence[int]]) -> list[tuple[float, str]]:
+        """One each. A mixture's name their member."""
+        member = f"{self._environment.member(index).name}: " if isinstance(self._environment, Mixture) else ""
+        judged, num_slow = [], 0
+        for answer in answers:
+            try:
+                if num_slow >= MAX_SLOW_ANSWERS:
+                    raise RewardFailed(f"not judged: {num_slow} answers of this group ran too long")
+                given, detail = self._guard(partial(self._judged, index, answer))
+                if not math.isfinite(given) or not 0.0 <= given <= 1.0:
+                    raise RewardFailed(f"the environment gave {given}, which is not in 0 to 1")
+            except RewardFailed as error:
+                given, detail = 0.0, str(error)
+                num_slow += isinstance(error, RanTooLong)
+            judged.append((given, _clean(member + detail)[:MAX_DETAIL_CHARACTERS]))
+        return judged
 
     def _judged(self, index: int, token_ids: Sequence[int]) -> tuple[float, str]:
-        count = self._environment.num_prompts
         answer = self._tokenizer.decode(token_ids)
-        given, detail = self._environment.reward(index if count is None else index % count, answer)
+        given, detail = self._environment.reward(own_index(self._environment, index), answer)
         return float(given), str(detail)
 
     def check(self, item: JudgeItem) -> Judgement:
@@ -73,7 +89,7 @@ class Judge:
         if not prompt_ok:
             # Rewards of another prompt's answers mean nothing and cost time, which a peer must not make us spend.
             return Judgement(False, (0.0,) * len(item.answers), (_clean(reason),) * len(item.answers))
-        judged = [self.reward(item.index, answer) for answer in item.answers]
+        judged = self._rewards(item.index, item.answers)
         return Judgement(True, tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged))
 
 

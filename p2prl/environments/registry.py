@@ -1,19 +1,23 @@
 """From an environment's name and parameters to an `Environment`.
 
-In: what the recipe says (`addition`, `reasoning_gym:chain_sum`, parameters). Out: prompts and rewards by index.
+In: what the recipe says (`addition`, `reasoning_gym:chain_sum`, a bare `chain_sum`), parameters, folders of data files.
+Out: prompts and rewards by index.
 
 Invariants: an environment is deterministic: the same version, parameters and index give the same prompt and rewards
-on every machine, since receivers recompute rewards. Indices from `HELD_OUT_FROM` on are for evaluation only.
+on every machine, since receivers recompute rewards. Indices from `HELD_OUT_FROM` on are for evaluation only: an
+environment gives them other prompts than training ones, as far as it has enough of them.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from p2prl.errors import ConfigError
 
 HELD_OUT_FROM = 2**40
+SOURCES = ("builtin", "reasoning_gym", "dataset", "verifiers")  # and the packages with the entry point group
 
 
 class Environment(Protocol):
@@ -27,7 +31,7 @@ class Environment(Protocol):
 
     @property
     def num_prompts(self) -> int | None:
-        """None: as many as there are indices."""
+        """Training indices are below it; None: as many as there are indices. Held-out ones are not counted."""
         ...
 
     def prompt(self, index: int) -> str: ...
@@ -37,23 +41,58 @@ class Environment(Protocol):
         ...
 
 
-def load_environment(name: str, params: Mapping[str, object]) -> Environment:
+@runtime_checkable
+class Answered(Protocol):
+    """An environment that knows an answer that earns much; for checks, never in the flow."""
+
+    def answer(self, index: int) -> str | None: ...
+
+
+def load_environment(name: str, params: Mapping[str, object], folders: Sequence[Path] = ()) -> Environment:
     """Raises ConfigError for an unknown name, parameter or value, or a package that isn't installed."""
-    kind, _, dataset = name.partition(":")
-    if name == "addition":
-        from p2prl.environments.addition import Addition
+    source, _, rest = full_name(name, folders).partition(":")
+    match source:
+        case "builtin":
+            from p2prl.environments.addition import Addition
 
-        refuse_unknown("parameter", params, ("digits", "max_digit"), "environment addition")
-        checked_inside = dict(params)
-        return Addition(package_version("p2prl"), **checked_inside)  # pyright: ignore[reportArgumentType]
-    if kind == "reasoning_gym" and dataset:
-        from p2prl.environments.reasoning_gym import load_dataset
+            refuse_unknown("parameter", params, ("digits", "max_digit"), "environment addition")
+            checked_inside = dict(params)
+            return Addition(package_version("p2prl"), **checked_inside)  # pyright: ignore[reportArgumentType]
+        case "reasoning_gym":
+            from p2prl.environments.reasoning_gym import load_dataset
 
-        return load_dataset(dataset, params)
-    near = nearest(name, ("addition", "reasoning_gym:NAME", "reasoning_gym:chain_sum"))
-    raise ConfigError(
-        f"there is no environment {name!r}; did you mean {near!r}? There are `addition` and `reasoning_gym:NAME`"
-    )
+            return load_dataset(rest, params)
+        case "dataset":
+            from p2prl.environments.dataset import load_rows_environment
+
+            return load_rows_environment(rest, params, folders)
+        case "verifiers":
+            from p2prl.environments.verifiers import load_taskset
+
+            return load_taskset(rest, params)
+    from p2prl.environments.plugins import load_plugin
+
+    return load_plugin(source, rest, params)
+
+
+def full_name(name: str, folders: Sequence[Path] = ()) -> str:
+    """SOURCE:NAME of a name; a bare one must be one environment's alone."""
+    from p2prl.environments import catalogue
+
+    source, colon, rest = name.partition(":")
+    if name in ("addition", "builtin:addition"):  # the built-in keeps its name, whatever else is installed
+        return "builtin:addition"
+    if colon and rest and (source in SOURCES[1:] or source in catalogue.plugin_sources()):
+        return name
+    known = catalogue.names(folders)
+    found = [full for full in known if full.partition(":")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"there are {len(found)} environments named {name!r}: say which, {' or '.join(found)}")
+    bare = [] if colon else ["addition", *(full.partition(":")[2] for full in known)]
+    near = f"{source}:NAME" if source in SOURCES and not rest else nearest(name, [*known, *bare])
+    raise ConfigError(f"there is no environment {name!r}; did you mean {near!r}? `p2prl env list` shows all")
 
 
 def package_version(package: str) -> str:
@@ -78,7 +117,8 @@ def refuse_unknown(kind: str, given: Iterable[str], known: Iterable[str], owner:
     known = sorted(known)
     for name in given:
         if name not in known:
-            raise ConfigError(f"{owner} has no {kind} {name!r}; did you mean {nearest(name, known)!r}?")
+            hint = f"did you mean {nearest(name, known)!r}?" if known else "it has none"
+            raise ConfigError(f"{owner} has no {kind} {name!r}; {hint}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

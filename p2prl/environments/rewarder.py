@@ -3,7 +3,8 @@
 In: requests from the pipe, one at a time. Out: a reply to each. Ends when the pipe closes.
 
 The limits are for accidents: an environment is code that the node's owner installed; what peers control are answers.
-A call stopped while inside C code that never returns to Python isn't interrupted: the daemon's deadline covers that.
+A call inside C code that never returns to Python can't be interrupted: when it has used `_GRACE_S` of the processor more
+than its limit the kernel ends the process (SIGPROF), and the daemon asks again, answer by answer.
 """
 
 import resource
@@ -17,13 +18,15 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from p2prl.environments.judge import Judge, RewardFailed
+from p2prl.environments.judge import Judge, RanTooLong, RewardFailed
 from p2prl.environments.messages import Failed, JudgeReply, JudgeRequest, PromptsReply, PromptsRequest, Reply, Request
 from p2prl.errors import ConfigError
 from p2prl.pipes import PipeClosed
 
 T = TypeVar("T")
 _REPEAT_S = 0.2
+_GRACE_S = 3.0
+_MAX_SAID_CHARACTERS = 1000
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -49,31 +52,50 @@ class LimitGuard:
         self._limits = limits
 
     def __call__(self, work: Callable[[], T]) -> T:
-        previous = signal.signal(signal.SIGALRM, _stop)
+        previous = signal.signal(signal.SIGALRM, _Alarm())
         try:
             with _address_space(self._limits.memory_bytes):
                 try:
                     # Repeats: code that swallows the first alarm meets the next.
                     signal.setitimer(signal.ITIMER_REAL, self._limits.call_s, _REPEAT_S)
+                    signal.setitimer(signal.ITIMER_PROF, self._limits.call_s + _GRACE_S)
                     return work()
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
         except _TimedOut:
-            raise RewardFailed(f"the environment ran longer than {self._limits.call_s:g} s") from None
+            raise RanTooLong(f"the environment ran longer than {self._limits.call_s:g} s") from None
         except MemoryError:
             raise RewardFailed(f"the environment wanted more than {self._limits.memory_bytes} bytes") from None
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # third-party code: whatever it raises is worth 0
-            raise RewardFailed(f"the environment raised {type(error).__name__}: {error}") from error
+            raise RewardFailed(f"the environment raised {type(error).__name__}: {_said(error)}") from error
         finally:
             # Again: a late alarm may have jumped over the first one; the next is _REPEAT_S away.
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.signal(signal.SIGALRM, previous)
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise _TimedOut
+class _Alarm:
+    """Interrupts, again and again; code that swallows that for `_GRACE_S` ends with its process."""
+
+    def __init__(self) -> None:
+        self._left = round(_GRACE_S / _REPEAT_S)
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        raise _TimedOut
+
+
+def _said(error: BaseException) -> str:
+    """Its first words, as UTF-8 can carry them; an exception's own code may fail at that."""
+    try:
+        return str(error)[:_MAX_SAID_CHARACTERS].encode("utf-8", "replace").decode()
+    except Exception as worse:  # noqa: BLE001  # third-party code, as above
+        return f"(its text can't be made: {type(worse).__name__})"
 
 
 @contextmanager

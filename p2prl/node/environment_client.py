@@ -1,11 +1,16 @@
 """The daemon's side of the environment process: prompts and judgements by request.
 
 In: indices, groups. Out: prompts, judgements. A hung or dead child is started again by the next request.
+
+A group whose judging ends the child is asked again answer by answer, so that only the deadly answers are worth 0; after
+two of them the others of that group are not judged. Whoever made the group came to the same.
 """
 
-import json
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, MAX_SLOW_ANSWERS
 from p2prl.environments.messages import (
     JudgeItem,
     Judgement,
@@ -16,49 +21,96 @@ from p2prl.environments.messages import (
     Ready,
     Reply,
 )
-from p2prl.node.children import Child
+from p2prl.environments.rewarder import Limits
+from p2prl.environments.spec import spec_of
+from p2prl.node.children import Child, ChildDied
 from p2prl.paths import Home
-from p2prl.recipe import Recipe
+from p2prl.recipe import Recipe, data_folders
 from p2prl.records import Group, Prompt
 from p2prl.rollout.worker import judge_group
 
 TIMEOUT_S = 60.0
+PROMPTS_AT_ONCE = 8
 
 
 class EnvironmentClient:
     def __init__(self, recipe: Recipe, home: Home, stderr: int | None = None) -> None:
-        environment = recipe.environment
-        args = (recipe.model.source, str(home.models), environment.name, json.dumps(environment.params))
+        spec = spec_of(recipe.environment, data_folders((home.datasets,)))
+        args = (recipe.model.source, str(home.models), msgspec.json.encode(spec).decode())
         environ = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         module = "p2prl.node.environment_process"
         self._child = Child(module, args, Reply, environ=environ, stderr=stderr)
         self.ready: Ready | None = None
+        self._stopped = False
 
     def on_death(self, handler: Callable[[str], None]) -> None:
         """`handler(why)` hears of a death that no request of ours ran into."""
         self._child.on_death = handler
 
     async def start(self) -> Ready:
+        self._stopped = False
         self.ready = await self._child.start(None)
         assert isinstance(self.ready, Ready)
         return self.ready
 
     async def prompts(self, indices: Sequence[int]) -> tuple[Prompt, ...]:
-        await self._alive()
-        reply: PromptsReply = await self._child.request(
-            lambda number: PromptsRequest(number, tuple(indices)), timeout_s=TIMEOUT_S
-        )
-        return reply.prompts
+        found: list[Prompt] = []
+        for first in range(0, len(indices), PROMPTS_AT_ONCE):  # each request has the whole deadline
+            some = tuple(indices[first : first + PROMPTS_AT_ONCE])
+            await self._alive()
+            reply: PromptsReply = await self._child.request(
+                lambda number, some=some: PromptsRequest(number, some), timeout_s=TIMEOUT_S
+            )
+            found += reply.prompts
+        return tuple(found)
 
     async def judge(self, groups: Sequence[Group]) -> tuple[Judgement, ...]:
         return await self.judge_items(tuple(map(judge_group, groups)))
 
     async def judge_items(self, items: tuple[JudgeItem, ...]) -> tuple[Judgement, ...]:
+        """One each. Raises ChildDied when the child can't be started, or dies of a prompt."""
+        try:
+            return await self._ask(items)
+        except ChildDied as error:
+            if self._stopped:
+                raise
+            self._child.on_death(str(error))  # it is asked again here, so nobody else would hear of it
+            if len(items) == 1:
+                return (await self._one_by_one(items[0]),)
+            return tuple([(await self.judge_items((item,)))[0] for item in items])
+
+    async def _ask(self, items: tuple[JudgeItem, ...]) -> tuple[Judgement, ...]:
         await self._alive()
-        reply: JudgeReply = await self._child.request(lambda number: JudgeRequest(number, items), timeout_s=TIMEOUT_S)
+        # A group may have two slow answers and a slow prompt.
+        deadline_s = TIMEOUT_S + len(items) * (MAX_SLOW_ANSWERS + 1) * Limits().call_s
+        reply: JudgeReply = await self._child.request(lambda number: JudgeRequest(number, items), timeout_s=deadline_s)
         return reply.items
 
+    async def _one_by_one(self, item: JudgeItem) -> Judgement:
+        """Each answer alone, so that what ended the child is found."""
+        (prompt,) = await self._ask((JudgeItem(item.index, item.prompt_ids, ()),))  # a deadly prompt raises here
+        if not prompt.prompt_ok:
+            count = len(item.answers)
+            return Judgement(False, (0.0,) * count, ("the prompt has other tokens",) * count)
+        judged: list[tuple[float, str]] = []
+        num_deadly = 0
+        for answer in item.answers:
+            if num_deadly == MAX_SLOW_ANSWERS:
+                judged.append((0.0, f"not judged: {num_deadly} answers of this group ended the environment process"))
+                continue
+            try:
+                (alone,) = await self._ask((JudgeItem(item.index, item.prompt_ids, (answer,)),))
+                judged.append((alone.rewards[0], alone.details[0]))
+            except ChildDied as error:
+                if self._stopped:
+                    raise
+                num_deadly += 1
+                why = f"judging it ended the environment process: {error}"
+                judged.append((0.0, why[:MAX_DETAIL_CHARACTERS]))
+        return Judgement(True, tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged))
+
     async def stop(self) -> None:
+        self._stopped = True
         await self._child.stop()
 
     async def _alive(self) -> None:

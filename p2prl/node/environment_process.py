@@ -1,9 +1,9 @@
 """The environment process: prompts and rewards, away from the daemon's loop and memory.
 
-In: an inherited socket, a model source (for its tokenizer), an environment's name and parameters. Out: `Ready` or
+In: an inherited socket, a model source (for its tokenizer), what the recipe says of the environment. Out: `Ready` or
 `Failed`, then replies. Started with PYTHONHASHSEED=0, without which some data sets give other prompts on each machine:
 
-    python -m p2prl.node.environment_process FD SOURCE CACHE ENVIRONMENT PARAMS_JSON
+    python -m p2prl.node.environment_process FD SOURCE CACHE SPEC_JSON
 """
 
 import os
@@ -11,25 +11,23 @@ import signal
 import sys
 from pathlib import Path
 
-import msgspec
-
 from p2prl.environments.judge import Judge
 from p2prl.environments.messages import Failed, Ready, Request
-from p2prl.environments.registry import load_environment
 from p2prl.environments.rewarder import LimitGuard, Limits, serve
+from p2prl.environments.spec import decode, open_environment
 from p2prl.errors import P2prlError
 from p2prl.models.load import load_tokenizer
 from p2prl.pipes import BlockingPipe, PipeClosed
 
 
-def main(fd: int, source: str, cache: Path, environment_name: str, params_json: str) -> int:
+def main(fd: int, source: str, cache: Path, spec_json: str) -> int:
     """Serve until the daemon closes the pipe; 1 when it could not start (`Failed` says why)."""
     # Ctrl-C reaches the whole group; the daemon drains, then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: BlockingPipe[Request] = BlockingPipe.inherited(fd, Request)
     try:
         try:
-            judge, ready = _start(source, cache, environment_name, params_json)
+            judge, ready = _start(source, cache, spec_json)
         except (P2prlError, ImportError, OSError) as error:
             pipe.send(Failed(str(error)))
             return 1
@@ -40,16 +38,12 @@ def main(fd: int, source: str, cache: Path, environment_name: str, params_json: 
     return 0
 
 
-def _start(source: str, cache: Path, environment_name: str, params_json: str) -> tuple[Judge, Ready]:
+def _start(source: str, cache: Path, spec_json: str) -> tuple[Judge, Ready]:
     if os.environ.get("PYTHONHASHSEED") != "0":
         raise P2prlError(
             "the environment process was started without PYTHONHASHSEED=0: its rewards could differ; set it"
         )
-    try:
-        params = msgspec.json.decode(params_json, type=dict[str, object])
-    except msgspec.MsgspecError as error:
-        raise P2prlError(f"the environment's parameters {params_json[:100]} are no JSON object: {error}") from error
-    environment = load_environment(environment_name, params)
+    environment = open_environment(decode(spec_json))
     tokenizer = load_tokenizer(source, cache)
     judge = Judge(environment, tokenizer, LimitGuard(Limits()))
     judge.prompt(0)  # a model that can't read the environment's prompts is found now
@@ -60,5 +54,5 @@ def _start(source: str, cache: Path, environment_name: str, params_json: str) ->
 
 
 if __name__ == "__main__":
-    descriptor, model_source, cache_folder, name, parameters = sys.argv[1:]
-    raise SystemExit(main(int(descriptor), model_source, Path(cache_folder), name, parameters))
+    descriptor, model_source, cache_folder, spec = sys.argv[1:]
+    raise SystemExit(main(int(descriptor), model_source, Path(cache_folder), spec))

@@ -53,6 +53,46 @@ def test_the_swarm_id_of_a_recipe_of_schema_2_never_changes() -> None:
     assert recipe.parse(text, "a").swarm_id.hex() == golden
 
 
+MIX = """
+name = "tiny"
+[model]
+source = "builtin:addition"
+hash = "{hash}"
+[[environment.mix]]
+name = "addition"
+[[environment.mix]]
+name = "reasoning_gym:chain_sum"
+version = "reasoning-gym==0.1.25"
+weight = 2
+params = {{ operators = ["+", "-"], inner = {{ a = [1.5] }} }}
+""".format(hash="0" * 64)
+
+
+def test_the_swarm_id_of_a_recipe_of_schema_3_never_changes() -> None:
+    assert recipe.parse(MIX, "a").swarm_id.hex() == "f52c73818063ef41004778f46769d435e2b872b948e7e9df7eccb23b74c5855d"
+    assert recipe.parse(MIX.replace("weight = 2", "weight = 2.0"), "a").swarm_id == recipe.parse(MIX, "a").swarm_id
+
+
+def test_each_part_of_a_mixture_and_of_its_parameters_counts() -> None:
+    others = [
+        MIX.replace("weight = 2", "weight = 3"),
+        MIX.replace("1.5", "1.25"),
+        MIX.replace('["+", "-"]', '["-", "+"]'),
+        MIX.replace("0.1.25", "0.1.26"),
+        MINIMAL,
+        MINIMAL + 'same_python = "3.11"\n',
+        MINIMAL + "params = { a = 1 }\n",
+        MINIMAL + "params = { a = [1] }\n",
+    ]
+    assert len({recipe.parse(text, "a").swarm_id for text in [MIX, *others]}) == 9
+
+
+def test_one_environment_is_a_mixture_of_one() -> None:
+    section = recipe.parse(MINIMAL + "params = { a = 1 }\n", "a").environment
+    assert [(member.name, member.params, member.weight) for member in section.members] == [("addition", {"a": 1}, 1.0)]
+    assert [member.weight for member in recipe.parse(MIX, "a").environment.members] == [1.0, 2.0]
+
+
 def test_no_clip_can_be_said() -> None:
     parsed = recipe.parse(MINIMAL + '[objective]\nclip = "none"\n', "a")
     assert parsed.objective.clip is None
@@ -69,6 +109,18 @@ def test_no_clip_can_be_said() -> None:
         (MINIMAL + '[objective]\nprox = "recomputed"\n', "objective.prox"),
         (MINIMAL + "[objective]\noptions = { cap = [1] }\n", "objective.options"),
         (MINIMAL + "[sampling]\ntop_p = 0.9\n", "sampling.top_p"),
+        (MIX.replace("weight", "wieght"), "did you mean 'weight'"),
+        (MIX.replace("weight = 2", "weight = 0"), "environment.mix.1.weight"),
+        (
+            MIX.replace("[[environment.mix]]", '[environment]\nname = "addition"\n[[environment.mix]]', 1),
+            "belong to each",
+        ),
+        (MINIMAL.replace('name = "addition"', ""), "neither a name nor a mix"),
+        (MINIMAL + "params = { a = 1990-01-01 }\n", "write a date or time as text"),
+        (MINIMAL + "params = { a = inf }\n", "no finite number"),
+        (MINIMAL + "params = { a = 9007199254740993 }\n", "beyond"),
+        (MINIMAL + "params = { a = " + "[" * 8 + "]" * 8 + " }\n", "nested more than 6 deep"),
+        (MINIMAL + 'same_python = "3"\n', "environment.same_python"),
         ("name = ", "not valid TOML"),
         ("schema = 99\n" + MINIMAL, "newer p2prl"),
         ("x" * 40_000, "too large"),
@@ -93,3 +145,9 @@ def test_a_broken_file_beside_the_recipes_hides_none_of_them(tmp_path) -> None:
 def test_every_recipe_that_ships_is_valid() -> None:
     for name, texts in recipe.available().items():
         assert recipe.parse(texts[0], name).name == name
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "{a=" * 3000, "9" * 5000, "'\ud800'"])
+def test_no_text_of_a_peer_is_more_than_a_sentence(value: str) -> None:
+    with pytest.raises(ConfigError):
+        recipe.parse(f"name = {value}", "a peer's recipe")

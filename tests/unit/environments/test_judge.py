@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, Judge, RewardFailed
+from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, MAX_SLOW_ANSWERS, Judge, RanTooLong, RewardFailed
 from p2prl.environments.messages import (
     Failed,
     JudgeItem,
@@ -20,6 +20,7 @@ from p2prl.environments.messages import (
     Reply,
     Request,
 )
+from p2prl.environments.registry import HELD_OUT_FROM
 from p2prl.records import Prompt
 
 T = TypeVar("T")
@@ -73,6 +74,30 @@ def test_a_prompt_comes_as_text_and_tokens() -> None:
 
 def test_indices_wrap_round_a_finite_environment() -> None:
     assert judge({}, num_prompts=5).prompt(7) == Prompt(7, "prompt 2", ids("prompt 2"))
+
+
+def test_a_held_out_index_reaches_a_finite_environment_as_it_is() -> None:
+    index = HELD_OUT_FROM + 7
+    assert judge({}, num_prompts=5).prompt(index) == Prompt(index, f"prompt {index}", ids(f"prompt {index}"))
+
+
+def test_after_two_slow_answers_the_rest_of_a_group_is_not_judged() -> None:
+    tried = []
+
+    def slow(work: Callable[[], T]) -> T:
+        made = work()
+        if made == (1.0, "slow"):
+            tried.append(made)
+            raise RanTooLong("ran too long")
+        return made
+
+    answers = tuple(map(ids, "asbsab"))
+    environment = Scripted({"a": (0.5, "a"), "b": (0.25, "b"), "s": (1.0, "slow")})
+    judged = Judge(environment, CodePoints(), slow).check(JudgeItem(3, ids("prompt 3"), answers))
+    assert judged.rewards == (0.5, 0.0, 0.25, 0.0, 0.0, 0.0)
+    assert judged.details[1] == "ran too long"
+    assert judged.details[4] == "not judged: 2 answers of this group ran too long"
+    assert len(tried) == MAX_SLOW_ANSWERS
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.01, 1.01])

@@ -1,11 +1,17 @@
+import json
+import os
+import random
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.environments.reasoning_gym import last_integer
-from p2prl.environments.registry import HELD_OUT_FROM, Environment, load_environment
+from p2prl.environments.registry import HELD_OUT_FROM, Answered, Environment, load_environment
 from p2prl.errors import ConfigError
 
 CHAIN_SUM = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -54,6 +60,63 @@ def test_a_data_set_that_cannot_be_split_still_gives_prompts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "params", "holds"),
+    [
+        ("complex_arithmetic", {"operations": ["+"], "operations_weights": [1.0]}, "Add the complex numbers"),
+        ("word_sorting", {"transformation": "uppercase"}, "sort"),
+        ("time_intervals", {"min_date": "1990-01-01", "max_time": "23:00:00", "task_types": ["date"]}, "days"),
+        ("aiw", {"task_types": ["siblings"], "task_type_weights": [1.0]}, "sister"),
+        ("arc_agi", {"board_format_opts": {"row_delimiter": "|"}}, "|"),
+        ("rearc", {"rng_difficulty_ranges": [[0.0, 0.1]], "rng_difficulty_weights": [1.0]}, ""),
+        ("composite", {"datasets": [{"name": "leg_counting", "weight": 2, "config": {"max_animals": 3}}]}, "legs"),
+    ],
+)
+def test_parameters_come_in_the_types_that_a_data_set_wants(name: str, params: dict, holds: str) -> None:
+    environment = load_environment(name, params)
+    assert holds in environment.prompt(0)
+    assert isinstance(environment, Answered)
+    assert environment.reward(0, environment.answer(0) or "")[0] == 1.0
+
+
+def test_only_the_part_that_counts_is_scored() -> None:
+    environment = chain_sum(extract="tag", template="Q: {question}\nWrite <answer>.")
+    assert environment.prompt(0).startswith("Q: State") and environment.prompt(0).endswith("Write <answer>.")
+    assert isinstance(environment, Answered)
+    right = environment.answer(0)
+    assert right is not None and right.startswith("<answer>")
+    assert environment.reward(0, f"I think of 5. {right}")[0] == 1.0
+    assert environment.reward(0, "5") == (0.0, "no <answer>...</answer> in the answer")
+
+
+def test_one_that_draws_from_the_global_generators_is_the_same_whatever_they_hold() -> None:
+    texts = []
+    for seed in (1, 2):
+        environment = load_environment("list_functions", {})
+        random.seed(seed)
+        texts.append([environment.prompt(index) for index in range(300)])
+    assert texts[0] == texts[1]
+
+
+QUICK = ["chain_sum", "isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note", "word_ladder"]
+
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param([], marks=pytest.mark.slow, id="all")])
+def test_prompts_are_the_golden_ones_on_this_python(names: list[str]) -> None:
+    """In a process of its own: some depend on the hash seed. No name: every data set."""
+    code = (
+        "import sys, json; from tests.prompt_hashes import *; print(json.dumps(hashes(sys.argv[1:])), file=sys.stderr)"
+    )
+    golden = json.loads(Path("tests/vectors/prompts.json").read_text())["datasets"]
+    assert len(golden) == 106
+    chosen = names or sorted(golden)
+    surroundings = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", code, *chosen]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
+    found = json.loads(done.stderr.splitlines()[-1])
+    assert {name for name in chosen if found[name] != golden[name]} == set()
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("8-3", 3), ("4 - 7 = -3", -3), ("is 5.", 5), ("5.0", 5), ("3.5", None), ("", None), ("(\u22124)", -4),
@@ -81,6 +144,15 @@ def test_an_integer_after_a_blank_is_found_behind_any_text(text: str, value: int
         ("chain_sum", {"score": "best"}, "use one of dataset, last_integer"),
         ("chain_sum", {"min_terms": 0}, "can't be made from"),
         ("chain_sum", {"min_terms": "two"}, "can't be made from"),
+        ("chain_sum", {"template": "no place"}, "template = 'no place' is no text with"),
+        ("chain_sum", {"extract": "tags"}, "extract = 'tags' is unknown"),
+        ("word_sorting", {"transformation": "upper"}, "transformation = 'upper' is no TextTransformation"),
+        ("time_intervals", {"min_date": "199"}, "min_date = '199' is no date"),
+        ("arc_agi", {"board_format_opts": {"row": "|"}}, "no parameter 'row'; did you mean 'row_delimiter'"),
+        ("composite", {}, "Must specify at least one dataset"),
+        ("composite", {"datasets": [{"name": "chainsum", "weight": 1, "config": {}}]}, "did you mean 'chain_sum'"),
+        ("composite", {"datasets": [{"name": "chain_sum", "weight": 1, "config": {"seed": 3}}]}, "leave it out"),
+        ("composite", {"datasets": [{"name": "chain_sum", "weight": 1}]}, "datasets = "),
     ],
 )
 def test_what_is_wrong_is_named(name: str, params: dict, message: str) -> None:

@@ -1,3 +1,6 @@
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -107,9 +110,56 @@ def test_no_alarm_comes_after_a_call() -> None:
     time.sleep(0.15)  # past the alarm, which would raise here
 
 
+def test_what_no_alarm_interrupts_ends_the_process() -> None:
+    """One call into C code that works for minutes; the daemon asks the next process without it."""
+    code = """
+import hashlib
+from p2prl.environments import rewarder
+rewarder._GRACE_S = 0.3
+work = lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+rewarder.LimitGuard(rewarder.Limits(call_s=0.2))(work)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == -signal.SIGPROF
+
+
 def test_a_config_error_passes() -> None:
     def refuse() -> None:
         raise ConfigError("no")
 
     with pytest.raises(ConfigError):
         GUARD(refuse)
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("nested")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("\ud800" + "x" * 10**6), r"\?xxx"), (Unsayable(), r"its text can't be made: KeyError")],
+)
+def test_whatever_is_raised_can_be_said(error: Exception, said: str) -> None:
+    def work() -> None:
+        raise error
+
+    with pytest.raises(RewardFailed, match=said) as caught:
+        GUARD(work)
+    assert len(str(caught.value).encode()) < 2000
+
+
+def test_code_that_swallows_every_alarm_ends_with_its_process() -> None:
+    code = """
+import time
+from p2prl.environments.rewarder import LimitGuard, Limits
+def work():
+    while True:
+        try:
+            time.sleep(10)
+        except BaseException:
+            pass
+LimitGuard(Limits(call_s=0.1))(work)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    assert done.returncode == -signal.SIGALRM

@@ -21,12 +21,15 @@ from p2prl.environments.messages import (
 from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.pipes import BlockingPipe
 
+ADDITION = '{"members": [{"name": "addition"}]}'
+CHAIN_SUM = '{"members": [{"name": "reasoning_gym:chain_sum", "version": "reasoning-gym==0.1.25"}]}'
+
 
 class Child:
-    def __init__(self, folder: Path, environment: str, params: str, hash_seed: str) -> None:
+    def __init__(self, folder: Path, spec: str, hash_seed: str) -> None:
         mine, theirs = socket.socketpair()
         command = [sys.executable, "-m", "p2prl.node.environment_process", str(theirs.fileno())]
-        command += ["builtin:addition", str(folder), environment, params]
+        command += ["builtin:addition", str(folder), spec]
         surroundings = os.environ | {"PYTHONHASHSEED": hash_seed}
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=surroundings)
         theirs.close()
@@ -43,8 +46,8 @@ class Child:
 def start(tmp_path: Path) -> Iterator:
     children: list[Child] = []
 
-    def begin(environment: str = "addition", params: str = "{}", hash_seed: str = "0") -> Child:
-        children.append(Child(tmp_path, environment, params, hash_seed))
+    def begin(spec: str = ADDITION, hash_seed: str = "0") -> Child:
+        children.append(Child(tmp_path, spec, hash_seed))
         return children[-1]
 
     yield begin
@@ -74,19 +77,18 @@ def test_it_serves_prompts_and_rewards_and_ends_with_the_pipe(start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "params", "hash_seed", "message"),
+    ("spec", "hash_seed", "message"),
     [
-        ("additon", "{}", "0", "did you mean 'addition'"),
-        ("addition", "{", "0", "no JSON object"),
-        ("addition", "[]", "0", "no JSON object"),
-        ("addition", "{}", "1", "PYTHONHASHSEED=0"),
-        ("reasoning_gym:chain_sum", "{}", "0", "can't read 'S'"),
+        ('{"members": [{"name": "additon"}]}', "0", "did you mean 'addition'"),
+        ("{", "0", "can't be read"),
+        ("[]", "0", "can't be read"),
+        (ADDITION, "1", "PYTHONHASHSEED=0"),
+        ('{"members": [{"name": "reasoning_gym:chain_sum"}]}', "0", 'write version = "reasoning-gym=='),
+        (CHAIN_SUM, "0", "can't read 'S'"),
     ],
 )
-def test_what_keeps_it_from_starting_is_said(
-    start, environment: str, params: str, hash_seed: str, message: str
-) -> None:
-    child = start(environment, params, hash_seed)
+def test_what_keeps_it_from_starting_is_said(start, spec: str, hash_seed: str, message: str) -> None:
+    child = start(spec, hash_seed)
     failed = child.pipe.receive()
     assert isinstance(failed, Failed)
     assert failed.id == -1 and message in failed.message

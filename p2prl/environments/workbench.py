@@ -1,0 +1,245 @@
+"""What the commands `p2prl env` find out, in a process of its own with PYTHONHASHSEED=0.
+
+In: one question as JSON on stdin. Out: one answer, or `Failed`, as JSON on stdout; what an environment prints goes to
+stderr. Prompts and rewards run inside the same guard as a node's.
+
+    python -m p2prl.environments.workbench
+"""
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from p2prl.environments import catalogue
+from p2prl.environments.judge import RewardFailed
+from p2prl.environments.messages import Failed
+from p2prl.environments.mixture import Mixture, own_index
+from p2prl.environments.registry import HELD_OUT_FROM, Answered, Environment, full_name, load_environment
+from p2prl.environments.rewarder import LimitGuard, Limits
+from p2prl.environments.rows import data_hash, find_data
+from p2prl.environments.spec import Spec, open_environment
+from p2prl.errors import ConfigError, P2prlError
+
+NUM_CHECKED = 100
+WRONG = ("", "I don't know.", "7", "\ufffd" * 50)
+T = TypeVar("T")
+
+
+class ListQuestion(msgspec.Struct, frozen=True, tag=True):
+    folders: tuple[str, ...] = ()
+
+
+class ShowQuestion(msgspec.Struct, frozen=True, tag=True):
+    spec: Spec  # of one member, its version open
+    count: int = 3
+
+
+class ScoreQuestion(msgspec.Struct, frozen=True, tag=True):
+    spec: Spec
+    index: int
+    answer: str
+
+
+class CheckQuestion(msgspec.Struct, frozen=True, tag=True):
+    spec: Spec
+
+
+Question = ListQuestion | ShowQuestion | ScoreQuestion | CheckQuestion
+
+
+class ListAnswer(msgspec.Struct, frozen=True, tag=True):
+    environments: tuple[catalogue.Entry, ...]
+
+
+class Shown(msgspec.Struct, frozen=True):
+    index: int
+    prompt: str
+    answer: str | None
+    reward: float | None  # of that answer
+
+
+class ShowAnswer(msgspec.Struct, frozen=True, tag=True):
+    name: str
+    version: str
+    num_prompts: int | None
+    prompts: tuple[Shown, ...]
+    held_out: Shown
+    unsafe: str = ""
+    data_hash: str = ""
+    parameters: tuple[str, ...] = ()
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True, tag=True):
+    reward: float
+    detail: str
+
+
+class CheckAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Seconds are of this machine. `reference` and `wrong`: mean rewards; -1 where no answer is known."""
+
+    name: str
+    version: str
+    members: dict[str, int]
+    num_distinct: int
+    longest_characters: int
+    reference: float
+    wrong: float
+    prompt_s: float
+    reward_s: float
+    slowest_s: float
+    problems: tuple[str, ...]
+
+
+class Workbench:
+    def __init__(self, spec: Spec, *, strict: bool) -> None:
+        """`strict`: as a node would open it, with versions and hashes."""
+        self._guard = LimitGuard(Limits())
+        if strict:
+            self.environment: Environment = open_environment(spec)
+        else:
+            member = spec.members[0]
+            self.environment = load_environment(member.name, member.params, [Path(folder) for folder in spec.folders])
+
+    def prompt(self, index: int) -> str:
+        return self._guard(lambda: self.environment.prompt(own_index(self.environment, index)))
+
+    def answer(self, index: int) -> str | None:
+        known = self.environment
+        return self._guard(lambda: known.answer(own_index(known, index))) if isinstance(known, Answered) else None
+
+    def reward(self, index: int, answer: str) -> tuple[float, str]:
+        given, detail = self._guard(lambda: self.environment.reward(own_index(self.environment, index), answer))
+        if not math.isfinite(given) or not 0.0 <= given <= 1.0:
+            raise RewardFailed(f"the environment gave {given}, which is not in 0 to 1")
+        return float(given), str(detail)
+
+    def shown(self, index: int) -> Shown:
+        text, right = self.prompt(index), self.answer(index)
+        try:
+            worth = None if right is None else self.reward(index, right)[0]
+        except RewardFailed:
+            worth = None
+        return Shown(index, text, right, worth)
+
+
+def show(question: ShowQuestion) -> ShowAnswer:
+    bench = Workbench(question.spec, strict=False)
+    member, folders = question.spec.members[0], [Path(folder) for folder in question.spec.folders]
+    environment, full = bench.environment, full_name(member.name, folders)
+    source, _, rest = full.partition(":")
+    parameters: tuple[str, ...] = ()
+    if source == "reasoning_gym":
+        from reasoning_gym.factory import DATASETS
+
+        from p2prl.environments.gym_params import known_params
+
+        config = DATASETS[rest][1]
+        usual = config() if rest != "composite" else None
+        parameters = tuple(f"{key} = {getattr(usual, key, None)!r}" for key in known_params(config))
+    return ShowAnswer(
+        environment.name, environment.version, environment.num_prompts,
+        tuple(bench.shown(index) for index in range(question.count)), bench.shown(HELD_OUT_FROM),
+        getattr(environment, "unsafe", ""), data_hash(find_data(rest, folders)) if source == "dataset" else "", parameters,
+    )  # fmt: skip
+
+
+def score(question: ScoreQuestion) -> ScoreAnswer:
+    bench = Workbench(question.spec, strict=False)
+    try:
+        return ScoreAnswer(*bench.reward(question.index, question.answer))
+    except RewardFailed as error:
+        return ScoreAnswer(0.0, str(error))
+
+
+def check(question: CheckQuestion) -> CheckAnswer:
+    """Draw 100 prompts, twice; score what should earn much and what should not."""
+    bench = Workbench(question.spec, strict=True)
+    problems: dict[str, None] = {}
+    prompts, prompt_s, reward_s = [], [], []
+    right, wrong = [], []
+    members: dict[str, int] = {}
+    indices = [*range(NUM_CHECKED - NUM_CHECKED // 10), *(HELD_OUT_FROM + place for place in range(NUM_CHECKED // 10))]
+
+    def timed(seconds: list[float], work: Callable[[], T]) -> T | None:
+        started = time.perf_counter()
+        try:
+            return work()
+        except RewardFailed as error:
+            problems[str(error)[:200]] = None
+            return None
+        finally:
+            seconds.append(time.perf_counter() - started)
+
+    for index in indices:
+        name = _member_name(bench.environment, index)
+        members[name] = members.get(name, 0) + 1
+        prompts.append(timed(prompt_s, lambda index=index: bench.prompt(index)))
+        known = timed([], lambda index=index: bench.answer(index))
+        if known is not None:
+            given = timed(reward_s, lambda index=index, known=known: bench.reward(index, known))
+            right.append(0.0 if given is None else given[0])
+        for answer in WRONG:
+            given = timed(reward_s, lambda index=index, answer=answer: bench.reward(index, answer))
+            wrong.append(0.0 if given is None else given[0])
+    again = [timed([], lambda index=index: bench.prompt(index)) for index in indices]
+    problems |= dict.fromkeys(_judged(prompts, again, right, wrong))
+    made = [prompt for prompt in prompts if prompt is not None]
+    return CheckAnswer(
+        bench.environment.name, bench.environment.version, members, len(set(made)), max(map(len, made), default=0),
+        statistics.fmean(right) if right else -1.0, statistics.fmean(wrong),
+        statistics.fmean(prompt_s), statistics.fmean(reward_s), max(*prompt_s, *reward_s), tuple(problems),
+    )  # fmt: skip
+
+
+def _judged(prompts: list, again: list, right: list[float], wrong: list[float]) -> list[str]:
+    """What is wrong with an environment that gave these."""
+    found = []
+    if prompts != again:
+        found.append("a prompt was another the second time: it is not deterministic, so receivers would refuse groups")
+    if len(set(prompts)) < min(10, NUM_CHECKED // 10):
+        found.append(f"only {len(set(prompts))} of {NUM_CHECKED} prompts differ: there is little to learn")
+    if right and statistics.fmean(right) <= statistics.fmean(wrong):
+        found.append("right answers earn no more than wrong ones: check grader, columns and extract")
+    return found
+
+
+def _member_name(environment: Environment, index: int) -> str:
+    return environment.member(index).name if isinstance(environment, Mixture) else environment.name
+
+
+def answer(question: Question) -> msgspec.Struct:
+    match question:
+        case ListQuestion(folders):
+            return ListAnswer(tuple(catalogue.entries([Path(folder) for folder in folders])))
+        case ShowQuestion():
+            return show(question)
+        case ScoreQuestion():
+            return score(question)
+        case CheckQuestion():
+            return check(question)
+
+
+def main() -> int:
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+        reply, code = answer(question), 0
+    except P2prlError as error:
+        reply, code = Failed(str(error)), 2 if isinstance(error, ConfigError) else 1
+    # An environment's texts and names of files may hold what UTF-8 can't carry.
+    replies.write(json.dumps(msgspec.to_builtins(reply), ensure_ascii=False).encode("utf-8", "replace"))
+    replies.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""What `p2prl env` asks, asked in this process; the commands' own tests go through the child."""
+
+import msgspec
+import pytest
+
+from p2prl.environments import workbench
+from p2prl.environments.spec import Member, Spec
+from p2prl.errors import ConfigError
+
+ADDITION = Spec((Member("addition"),))
+
+
+def test_questions_survive_the_pipe() -> None:
+    questions = [workbench.ListQuestion(("/a",)), workbench.ShowQuestion(ADDITION, 2)]
+    questions += [workbench.ScoreQuestion(ADDITION, 3, "x"), workbench.CheckQuestion(ADDITION)]
+    for question in questions:
+        assert msgspec.json.decode(msgspec.json.encode(question), type=workbench.Question) == question
+
+
+def test_a_mixture_is_counted_by_member() -> None:
+    spec = Spec((Member("addition"), Member("addition", params={"digits": 3}, weight=2.0)), mixed=True)
+    found = workbench.check(workbench.CheckQuestion(spec))
+    assert found.members == {"addition": 100}
+    assert (found.reference, found.problems) == (1.0, ())
+
+
+def test_an_environment_that_forgets_is_a_problem(install) -> None:
+    code = "import itertools\nclass Odd:\n    n = itertools.count()\n"
+    code += "    def prompt(self, index): return f'{index} {next(self.n)}'\n    def reward(self, index, answer): return 0.5\n"
+    install("odd-tasks", {"odd": "p2prl_odd_tasks:Odd"}, "p2prl_odd_tasks", code)
+    found = workbench.check(workbench.CheckQuestion(Spec((Member("odd-tasks:odd", "odd-tasks==1.5"),))))
+    assert any("not deterministic" in problem for problem in found.problems)
+    assert found.reference == -1.0
+
+
+def test_a_reward_that_fails_is_a_problem_and_no_crash(install) -> None:
+    code = "class Bad:\n    def prompt(self, index): return str(index)\n"
+    code += "    def reward(self, index, answer): return float('nan')\n"
+    install("bad-tasks", {"bad": "p2prl_bad_tasks:Bad"}, "p2prl_bad_tasks", code)
+    spec = Spec((Member("bad-tasks:bad", "bad-tasks==1.5"),))
+    found = workbench.check(workbench.CheckQuestion(spec))
+    assert any("gave nan" in problem for problem in found.problems)
+    assert workbench.score(workbench.ScoreQuestion(spec, 0, "x")) == workbench.ScoreAnswer(
+        0.0, "the environment gave nan, which is not in 0 to 1"
+    )
+
+
+def test_a_check_is_as_strict_as_a_node() -> None:
+    with pytest.raises(ConfigError, match="no version in the recipe"):
+        workbench.check(workbench.CheckQuestion(Spec((Member("chain_sum"),))))
