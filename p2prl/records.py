@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-WIRE_SCHEMA = 1
+WIRE_SCHEMA = 2
 PIECE_BYTES = 4 * 2**20
 
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -40,11 +40,25 @@ class Version(Wire, frozen=True, order=True):
         return f"{self.term}.{self.step}.{self.hash.hex()[:8]}"
 
 
+class Content(Wire, frozen=True):
+    """One way to get a version: a file that any holder serves in pieces.
+
+    `kind` "anchor": the version's whole state file; "delta": what changed since the version `base`. `content_hash` is the
+    blake3 of the file, `pieces` that of each PIECE_BYTES slice of it.
+    """
+
+    kind: Annotated[str, Meta(max_length=16)]
+    base: Version | None
+    content_hash: Hash
+    content_bytes: Count
+    pieces: Annotated[tuple[Hash, ...], Meta(max_length=2**16)]
+
+
 class Manifest(Wire, frozen=True):
     """A published version. Made by the leader (train loop), consumed by every node (weights loop); sealed by its learner.
 
-    `content_hash` is the blake3 of the whole safetensors file, `pieces` that of each PIECE_BYTES slice of it,
-    `version.hash` that of the resulting bf16 state. `num_groups` is cumulative along the chain: the parent's plus
+    `contents` are ways to get it, the one from `parent` first (an anchor where a delta would not be smaller);
+    `version.hash` is the state hash of what each gives. `num_groups` is cumulative along the chain: the parent's plus
     len(group_ids). `group_rewards[i]` is the mean reward of `group_ids[i]`. `votes` (sealed `Vote`s) are there in the
     first manifest of a term. The base model (version 0) has no manifest: `parent_id` of step 1 is 32 zero bytes.
     """
@@ -53,10 +67,7 @@ class Manifest(Wire, frozen=True):
     parent: Version
     parent_id: Hash
     learner: PeerId
-    kind: Annotated[str, Meta(max_length=16)]  # "anchor" (a delta comes with its own issue)
-    content_hash: Hash
-    content_bytes: Count
-    pieces: Annotated[tuple[Hash, ...], Meta(max_length=2**16)]
+    contents: Annotated[tuple[Content, ...], Meta(min_length=1, max_length=4)]
     group_ids: Annotated[tuple[Hash, ...], Meta(max_length=1024)]
     group_rewards: Annotated[tuple[float, ...], Meta(max_length=1024)]
     group_answers: Annotated[tuple[Count, ...], Meta(max_length=1024)]
@@ -239,8 +250,18 @@ class Hello(Wire, frozen=True):
 # -- between the daemon and its learner process ----------------------------------------------------------------------
 
 
+class DeltaBase(Wire, frozen=True):
+    """A version that a delta is wanted from, and its state file."""
+
+    version: Version
+    path: str
+
+
 class StepInput(Wire, frozen=True):
-    """One optimiser step's data. `ages[g][v]` is the age in versions of `groups[g].versions[v]` at this step's parent."""
+    """One optimiser step's data. `ages[g][v]` is the age in versions of `groups[g].versions[v]` at this step's parent.
+
+    The result is published as a delta from each of `bases`, the parent's first, and whole where `anchor` or no delta pays.
+    """
 
     groups: tuple[Group, ...]
     group_ids: tuple[Hash, ...]
@@ -249,16 +270,16 @@ class StepInput(Wire, frozen=True):
     term: Count
     rho_on: float  # 0.0 when not measured yet: measure it on this (fresh) data
     fresh: tuple[Group, ...] = ()  # more groups of version 0, for that measure alone
+    bases: tuple[DeltaBase, ...] = ()
+    anchor: bool = False
 
 
 class StepReport(Wire, frozen=True):
-    """What the step gave: the new version's file (staged in the blob store), its hashes, and metrics."""
+    """What the step gave: the new version's state file, the ways to it (all under their names), and metrics."""
 
     version: Version
     path: str
-    content_hash: Hash
-    content_bytes: Count
-    pieces: tuple[Hash, ...]
+    contents: tuple[Content, ...]
     rho_on: float
     metrics: dict[str, float]
     num_answers: Count

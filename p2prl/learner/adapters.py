@@ -1,60 +1,62 @@
-"""LoRA inside the published weights: a low-rank update is trained, its sum with the base is what runs and is published.
+"""LoRA in training: layers that run on merged weights, and gradients that go to A and B.
 
-In: a module, rank, alpha, names of linear layers. Out: the module with `Adapter`s, whose A and B are trained.
+In: a module, the recipe's rank, alpha and targets. Out: the module with `Adapter`s, whose A and B are trained.
 
-peft runs W x + s B A x; no peer has those numbers, since a version is the bf16 rounding of W + s B A. So here the
-forward pass runs on that rounding itself, as in full training, and the gradient goes straight through it to A and B,
+peft runs W x + s B A x; here a node runs the bf16 rounding of W + s B A (`models/lora.py`), made from the bf16 A and B
+that are published. So the forward pass runs on that rounding too, and the gradient goes straight through it to A and B,
 without the gradient of W ever being made: dB = s g (A a)^T, dA = s (B^T g) a^T, for input a and output gradient g.
 
 Invariants: the module's parameters have the names, the shapes and the number they had; all but the adapted weights
 stay as they were; with B = 0 an adapter changes nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from p2prl.errors import LearnerError
+from p2prl.models.lora import HALVES, Target, find_targets, merge
+from p2prl.models.lora_rule import Lora
 
 
 @dataclass
 class Adapter:
-    """Of one matrix W [d_out, d_in]: `base` + scale b a, rounded to bf16."""
+    """Of one matrix: `base` + scale b a, rounded to bf16. a and b have bf16 values; their masters are the policy's."""
 
-    a: nn.Parameter  # float32 [rank, d_in]
-    b: nn.Parameter  # float32 [d_out, rank]
+    target: Target
+    a: nn.Parameter  # [rank, d_in]
+    b: nn.Parameter  # [d_out, rank]
     scale: float
-    base: Tensor  # bf16 [d_out, d_in]
+    base: Tensor  # bf16, of the weight's shape; never changes
 
     @property
-    def parts(self) -> tuple[tuple[str, nn.Parameter], tuple[str, nn.Parameter]]:
-        return ("lora_a", self.a), ("lora_b", self.b)
+    def halves(self) -> tuple[tuple[str, nn.Parameter], tuple[str, nn.Parameter]]:
+        return (HALVES[0], self.a), (HALVES[1], self.b)
 
-    @torch.no_grad()
     def merged(self) -> Tensor:
-        return (self.base.float() + self.scale * (self.b @ self.a)).bfloat16()
+        return merge(self.base, (self.a, self.b), self.scale, self.target.transposed)
 
     @torch.no_grad()
-    def restart(self, base: Tensor, source: torch.Generator) -> None:
-        """Begin anew on other weights: B = 0, A drawn as torch draws a linear layer's."""
-        self.base = base.detach().bfloat16().clone()
+    def restart(self, source: torch.Generator) -> None:
+        """Begin anew: B = 0, A drawn as torch draws a linear layer's."""
         drawn = torch.empty(self.a.shape)
         nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=source)
         self.a.copy_(drawn)
         self.b.zero_()
 
 
-class AdaptedLinear(nn.Linear):
-    """`weight` is the merged rounding; `adapter` is no part of the module's state."""
+class AdaptedLayer(nn.Module):
+    """A linear layer, or GPT-2's transposed one. `weight` is merged; `adapter` is no part of the module's state."""
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
     adapter: Adapter
 
     def forward(self, input: Tensor) -> Tensor:
         adapter = self.adapter
-        return _Merged.apply(input, self.weight, self.bias, adapter.a, adapter.b, adapter.scale)
+        weight = self.weight.t() if adapter.target.transposed else self.weight
+        return _Merged.apply(input, weight, self.bias, adapter.a, adapter.b, adapter.scale)
 
 
 class _Merged(torch.autograd.Function):
@@ -76,29 +78,23 @@ class _Merged(torch.autograd.Function):
         return grad_value, None, None, grad_a.to(a.dtype), grad_b.to(b.dtype), None
 
 
-def adapt(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> dict[str, Adapter]:
-    """Adapters by the name of their weight; everything else is frozen. LearnerError when a target fits no layer."""
-    found: dict[str, Adapter] = {}
-    left = set(targets)
+def adapt(module: nn.Module, lora: Lora) -> dict[str, Adapter]:
+    """Adapters by the name of their weight; everything else is frozen. ConfigError when a target fits no layer."""
+    targets = find_targets(module, lora.targets)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    for name, layer in module.named_modules():
-        last = name.rpartition(".")[2]
-        if last not in targets or type(layer) is not nn.Linear:
-            continue
-        left.discard(last)
-        device = layer.weight.device
-        adapter = Adapter(
-            nn.Parameter(torch.zeros(rank, layer.in_features, device=device)),
-            nn.Parameter(torch.zeros(layer.out_features, rank, device=device)),
-            alpha / rank,
-            layer.weight.detach().bfloat16().clone(),
-        )
-        layer.__class__ = AdaptedLinear
-        vars(layer)["adapter"] = adapter  # beside the module's state, not in it
-        found[f"{name}.weight"] = adapter
-    if left:
-        raise LearnerError(
-            f"this model has no linear layer named {sorted(left)[0]!r}; name its layers in learner.lora.targets"
-        )
-    return found
+    return {name: _adapt(target, lora) for name, target in targets.items()}
+
+
+def _adapt(target: Target, lora: Lora) -> Adapter:
+    weight = target.weight
+    adapter = Adapter(
+        target,
+        nn.Parameter(torch.zeros(lora.rank, target.num_inputs, device=weight.device)),
+        nn.Parameter(torch.zeros(target.num_outputs, lora.rank, device=weight.device)),
+        lora.scale,
+        weight.detach().bfloat16().clone(),
+    )
+    target.layer.__class__ = AdaptedLayer
+    vars(target.layer)["adapter"] = adapter  # beside the module's state, not in it
+    return adapter

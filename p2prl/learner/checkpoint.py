@@ -66,18 +66,15 @@ def restore_newest(policy: Policy, folder: Path, wanted: Version | None = None) 
     if found is None:
         return None, notes
     version, saved = found
-    policy.restore(saved.masters, saved.moments, version, saved.bases)
+    policy.restore(saved.masters, saved.moments, version)
     return version, notes
 
 
 def restore_moments(policy: Policy, folder: Path) -> tuple[Version | None, list[str]]:
     """The optimiser's state of the newest whole checkpoint of up to MAX_BEHIND steps before what the policy holds.
 
-    The masters stay: a state some steps old is a better beginning than none, old weights are not. Not with LoRA: its
-    adapters begin anew with the weights they are followed to, and a state of others says nothing of these.
+    The masters stay: a state some steps old is a better beginning than none, old weights are not.
     """
-    if policy.adapters:
-        return None, []
     now = policy.version.step
     found, notes = _newest(policy, folder, lambda version: now - MAX_BEHIND <= version.step < now)
     if found is None:
@@ -91,7 +88,6 @@ def restore_moments(policy: Policy, folder: Path) -> tuple[Version | None, list[
 class Saved:
     masters: dict[str, Tensor] = field(default_factory=dict)
     moments: dict[int, dict[str, Any]] = field(default_factory=dict)
-    bases: dict[str, Tensor] = field(default_factory=dict)
 
 
 Found = tuple[Version, Saved]
@@ -114,7 +110,6 @@ def _newest(policy: Policy, folder: Path, wanted: Callable[[Version], bool]) -> 
 
 def _tensors(policy: Policy) -> dict[str, Tensor]:
     tensors = {f"master/{name}": master for name, master in policy.masters.items()}
-    tensors |= {f"base/{name}": base for name, base in policy.bases.items()}
     state = policy.optimiser.state_dict()["state"]
     for number, name in enumerate(policy.masters):
         for key, value in state.get(number, {}).items():
@@ -130,18 +125,15 @@ def _load(policy: Policy, folder: Path, manifest: Manifest) -> Saved:
     numbers = {name: number for number, name in enumerate(policy.masters)}
     for name, tensor in load_file(path).items():
         kind, _, parameter = name.partition("/")
-        if parameter not in (policy.bases if kind == "base" else numbers):
-            raise StoreError(f"it is of another model: it has {parameter[:64]!r}")
-        if kind == "base":
-            saved.bases[parameter] = tensor
-        elif kind == "master":
+        if parameter not in numbers or not (kind == "master" or kind.startswith("adam.")):
+            raise StoreError(f"it is of another model or of an older p2prl: it has {name[:64]!r}")
+        if kind == "master":
             saved.masters[parameter] = tensor
         else:
             saved.moments.setdefault(numbers[parameter], {})[kind.removeprefix("adam.")] = tensor
-    for held, found in ((policy.masters, saved.masters), (policy.bases, saved.bases)):
-        for name, value in held.items():
-            if name not in found or found[name].shape != value.shape:
-                raise StoreError(f"it is of another model: {name!r} is missing or has another shape")
+    for name, value in policy.masters.items():
+        if name not in saved.masters or saved.masters[name].shape != value.shape:
+            raise StoreError(f"it is of another model: {name!r} is missing or has another shape")
     return saved
 
 

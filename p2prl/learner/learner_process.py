@@ -1,7 +1,7 @@
 """The learner process: optimiser steps, away from the daemon's loop and memory.
 
-In: an inherited socket; `Setup`, then requests. Out: `Ready` or `Failed`, then a reply each; new versions as files in
-the blob store. It ends when the daemon closes the pipe:
+In: an inherited socket; `Setup`, then requests. Out: `Ready` or `Failed`, then a reply each; new versions as files
+(`publish`). It ends when the daemon closes the pipe:
 
     python -m p2prl.learner.learner_process FD
 """
@@ -14,21 +14,21 @@ import time
 from pathlib import Path
 
 import torch
-from blake3 import blake3
 from pydantic import ValidationError
 
-from p2prl.errors import LearnerError, P2prlError, StoreError
+from p2prl.errors import LearnerError, P2prlError
 from p2prl.learner import checkpoint, messages
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
 from p2prl.learner.objective_options import check_objective, objective_call
 from p2prl.learner.policy import Policy
+from p2prl.learner.publish import Folders, publish
 from p2prl.learner.score_norms import ScoreNorms
 from p2prl.learner.score_step import needs_score_norms
 from p2prl.learner.step import apply_part, compute_part, measure_rho_on
 from p2prl.pipes import BlockingPipe, PipeClosed
 from p2prl.recipe import Recipe
-from p2prl.records import PIECE_BYTES, StepInput, StepReport, Version
+from p2prl.records import StepInput, StepReport, Version
 
 _NICENESS = 5
 NO_MEMORY = "the learner's memory ran out; free some, or run with --role rollout"
@@ -40,9 +40,9 @@ CLIP_NOTE_STEPS = 100  # between two notes on it
 class Learner:
     """A policy with its folders; answers one request at a time."""
 
-    def __init__(self, recipe: Recipe, policy: Policy, blobs: Path, checkpoints: Path) -> None:
+    def __init__(self, recipe: Recipe, policy: Policy, folders: Folders, checkpoints: Path, threads: int = 1) -> None:
         self._recipe, self._policy = recipe, policy
-        self._blobs, self._checkpoints = blobs, checkpoints
+        self._folders, self._checkpoints, self._threads = folders, checkpoints, threads
         self._has_followed = False
         self._clip_note_at = 0  # the step from which on it may be said again
 
@@ -90,24 +90,22 @@ class Learner:
         self._policy.version = UNSETTLED  # until the result is on disk; a failure needs a Follow
         done = apply_part(self._policy, part, self._recipe, rho_on)
         marks.append(time.perf_counter())
-        path, content, pieces, state = publish(self._policy, self._blobs)
-        version = Version(step.term, step.parent.step + 1, state)
+        published = publish(self._policy.publish, self._folders, step.bases, step.anchor, self._threads)
+        version = Version(step.term, step.parent.step + 1, published.hash)
         self._policy.version = version
         marks.append(time.perf_counter())
         stages = zip(("batch_s", "gradient_s", "optim_s", "publish_s"), itertools.pairwise(marks), strict=True)
         report = StepReport(
             version=version,
-            path=str(path),
-            content_hash=content,
-            content_bytes=path.stat().st_size,
-            pieces=pieces,
+            path=str(published.path),
+            contents=published.contents,
             rho_on=done.rho_on,
-            metrics=done.metrics | {name: until - since for name, (since, until) in stages},
+            metrics=done.metrics | {name: until - since for name, (since, until) in stages} | published.metrics,
             num_answers=part.num_answers,
             num_tokens=part.num_tokens,
             wall_s=marks[-1] - marks[0],
         )
-        notes = (done.skipped, self._clip_note(done.metrics, version.step))
+        notes = (done.skipped, self._clip_note(done.metrics, version.step), *published.notes)
         return messages.Trained(number, report, tuple(note for note in notes if note))
 
     def _clip_note(self, metrics: dict[str, float], step: int) -> str:
@@ -121,28 +119,6 @@ class Learner:
         )
 
 
-def publish(policy: Policy, blobs: Path) -> tuple[Path, bytes, tuple[bytes, ...], bytes]:
-    """The version's file under its content hash: (path, content hash, hashes of its pieces, state hash)."""
-    staged = blobs / f".version.{os.getpid()}.staged"
-    try:
-        blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = policy.publish(staged)
-        whole, pieces = blake3(), []
-        with staged.open("rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                whole.update(piece)
-                pieces.append(blake3(piece).digest())
-        name = whole.hexdigest()
-        target = blobs / name[:2] / name
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        staged.rename(target)
-    except OSError as error:
-        raise StoreError(f"can't store the new version in {blobs}: {error}; free some space") from error
-    finally:
-        staged.unlink(missing_ok=True)
-    return target, whole.digest(), tuple(pieces), state
-
-
 def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:
     torch.set_num_threads(max(1, setup.threads))
     try:
@@ -152,7 +128,8 @@ def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:
     check_objective(recipe)  # now, not at the first step
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy.load(recipe, Path(setup.models_cache), device)
-    learner = Learner(recipe, policy, Path(setup.blobs), Path(setup.checkpoints))
+    folders = Folders(Path(setup.states), Path(setup.blobs))
+    learner = Learner(recipe, policy, folders, Path(setup.checkpoints), max(1, setup.threads))
     slow = needs_score_norms(*objective_call(recipe))
     unknown = ScoreNorms(policy.module).unknown if slow else ""
     notes = (f"steps are slow: score norms take one backward pass an answer, since {unknown}",) if unknown else ()

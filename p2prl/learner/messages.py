@@ -13,6 +13,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     recipe_json: str
     models_cache: str
+    states: str
     blobs: str
     checkpoints: str
     threads: int

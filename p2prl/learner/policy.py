@@ -2,11 +2,12 @@
 
 In: the recipe, weights of a version, a gradient. Out: log-probs, the next weights.
 
-With LoRA the masters are the A and B of each adapter, and the module holds the rounding of base + s B A (`adapters`).
+With LoRA the masters are the A and B of each adapter, their roundings are what is published, and the module runs on
+the base model plus those (`adapters`).
 
-Invariants: the module's parameters are at all times exactly what is (or would be) published, so what is trained is
-what was sampled from; gradients go straight through the rounding to the masters; the learning rate of one step never
-outlives that step.
+Invariants: what the module runs on is at all times exactly what follows from what is (or would be) published, so what
+is trained is what was sampled from; gradients go straight through the rounding to the masters; the learning rate of
+one step never outlives that step.
 """
 
 import contextlib
@@ -21,7 +22,9 @@ from p2prl.errors import LearnerError
 from p2prl.learner.adapters import Adapter, adapt
 from p2prl.learner.shared_prompt import continue_prompts, distinct_prompts
 from p2prl.models.load import load_module
-from p2prl.models.tensors import load_into, write_state
+from p2prl.models.lora import read_pairs
+from p2prl.models.lora_rule import lora_of
+from p2prl.models.tensors import load_into, write_tensors
 from p2prl.recipe import LearnerSection, Recipe
 from p2prl.records import Version
 
@@ -37,19 +40,20 @@ class Policy:
         self.shares_prompts = not learner.gradient_checkpointing
         if learner.gradient_checkpointing:
             _checkpoint_layers(module)
-        self._parameters = dict(module.named_parameters())
-        self.adapters: dict[str, Adapter] = {}
         self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
-        if learner.training == "lora":
+        self.adapters: dict[str, Adapter] = {}
+        # The roundings of the masters, under the names they are published by; backward passes leave gradients there.
+        self._trained: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
+        lora = lora_of(learner)
+        if lora is not None:
             with torch.no_grad():
-                for value in self._parameters.values():
-                    value.copy_(value.bfloat16())  # once: what has no adapter never changes again
-            self.adapters = adapt(module, learner.lora.rank, learner.lora.alpha, learner.lora.targets)
-            pairs = [(f"{name}.{part}", value) for name, each in self.adapters.items() for part, value in each.parts]
-            self.masters: dict[str, Tensor] = dict(pairs)
+                for value in module.parameters():
+                    value.copy_(value.bfloat16())  # once: the base never changes again
+            self.adapters = adapt(module, lora)
+            halves = [(name + half, value) for name, each in self.adapters.items() for half, value in each.halves]
+            self._trained = dict(halves)
             self._restart_adapters()
-        else:
-            self.masters = {name: value.detach().float().clone() for name, value in self._parameters.items()}
+        self.masters = {name: value.detach().float().clone() for name, value in self._trained.items()}
         self.optimiser = self._new_optimiser()
         self._round()
 
@@ -64,33 +68,25 @@ class Policy:
         return next(iter(self.masters.values())).device
 
     def follow(self, weights: Path, version: Version) -> None:
-        """Masters become the published bf16 values, or adapters of no effect on them; the optimiser starts anew.
+        """Masters become the published bf16 values; the optimiser starts anew. All or nothing.
 
-        All or nothing.
+        With LoRA version 0 is the model itself, from which adapters begin anew.
         """
-        load_into(self.module, weights)
-        self._restart_adapters()
+        if not self.adapters:
+            load_into(self.module, weights)
+        elif version.step == 0:
+            self._restart_adapters()
+        else:
+            self._take_adapters(weights)
         with torch.no_grad():
-            for name, master in () if self.adapters else self.masters.items():
-                master.copy_(self._parameters[name])
+            for name, master in self.masters.items():
+                master.copy_(self._trained[name])
         self.optimiser = self._new_optimiser()
         self.version = version
+        self._round()
 
-    @property
-    def bases(self) -> dict[str, Tensor]:
-        """What the adapters are added to: with the masters, all that the adapted weights follow from."""
-        return {name: adapter.base for name, adapter in self.adapters.items()}
-
-    def restore(
-        self,
-        masters: dict[str, Tensor],
-        moments: dict[int, dict[str, Any]],
-        version: Version,
-        bases: dict[str, Tensor] | None = None,
-    ) -> None:
+    def restore(self, masters: dict[str, Tensor], moments: dict[int, dict[str, Any]], version: Version) -> None:
         """Take up masters and Adam's state as a checkpoint gives them."""
-        for name, base in (bases or {}).items():
-            self.adapters[name].base.copy_(base)
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(masters[name])
@@ -102,8 +98,9 @@ class Policy:
         self._round()
 
     def publish(self, path: Path) -> bytes:
-        """Write the version's file; returns its state hash."""
-        return write_state(self.module, path)
+        """Write the version's file, all weights or the adapters; returns its state hash."""
+        tensors: dict[str, Tensor] = dict(self._trained)
+        return write_tensors(tensors, path)
 
     def answer_logits(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """float32 logits [N, V] that predict the tokens at (rows[n], positions[n]) of ids [B, T], padded on the right.
@@ -125,12 +122,12 @@ class Policy:
         return logits[rows, positions - first].float()
 
     def zero_gradient(self) -> None:
-        for value in self._trained:
+        for value in self._trained.values():
             value.grad = None
 
     def take_gradient(self) -> Gradient:
         """What the backward passes since `zero_gradient` left, float32; the module keeps none of it."""
-        found = [value.grad for value in self._trained]
+        found = [value.grad for value in self._trained.values()]
         self.zero_gradient()
         masters = self.masters.values()
         return [
@@ -151,15 +148,17 @@ class Policy:
             self.optimiser.zero_grad(set_to_none=True)
         self._round()
 
-    @property
-    def _trained(self) -> list[Tensor]:
-        """Where backward passes leave gradients, in the order of the masters."""
-        return list((self.masters if self.adapters else self._parameters).values())
-
     def _restart_adapters(self) -> None:
         source = torch.Generator().manual_seed(0)
-        for name, adapter in self.adapters.items():
-            adapter.restart(self._parameters[name], source)
+        for adapter in self.adapters.values():
+            adapter.restart(source)
+
+    @torch.no_grad()
+    def _take_adapters(self, weights: Path) -> None:
+        targets = {name: adapter.target for name, adapter in self.adapters.items()}
+        for name, pair in read_pairs(weights, targets, self._learner.lora.rank).items():
+            self.adapters[name].a.copy_(pair[0])
+            self.adapters[name].b.copy_(pair[1])
 
     def _new_optimiser(self) -> torch.optim.AdamW:
         learner = self._learner
@@ -172,10 +171,10 @@ class Policy:
 
     @torch.no_grad()
     def _round(self) -> None:
-        for name, adapter in self.adapters.items():
-            self._parameters[name].copy_(adapter.merged())
-        for name, master in () if self.adapters else self.masters.items():
-            self._parameters[name].copy_(master.bfloat16())
+        for name, master in self.masters.items():
+            self._trained[name].copy_(master.bfloat16())
+        for adapter in self.adapters.values():
+            adapter.target.weight.copy_(adapter.merged())
 
 
 def _checkpoint_layers(module: torch.nn.Module) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from p2prl.learner.adapters import AdaptedLinear
+from p2prl.learner.adapters import AdaptedLayer
 from p2prl.learner.score_layers import ParameterUse
+from p2prl.models.lora import is_conv1d
 
 Uses = dict[int, ParameterUse]
 
@@ -63,7 +64,7 @@ class _Dense(Rule):
 class _Adapted(Rule):
     """y = a W^T + b with W frozen, but for the low-rank A and B of its adapter."""
 
-    def __init__(self, layer: AdaptedLinear) -> None:
+    def __init__(self, layer: AdaptedLayer) -> None:
         super().__init__(layer)
         self._adapter = layer.adapter
 
@@ -119,11 +120,11 @@ class _Norm(Rule):
 def trained(layer: nn.Module) -> list[nn.Parameter]:
     """The layer's own parameters that get a gradient; an adapter's are no part of the module."""
     own = [item for item in layer.parameters(recurse=False) if item.requires_grad]
-    return [*own, layer.adapter.a, layer.adapter.b] if isinstance(layer, AdaptedLinear) else own
+    return [*own, layer.adapter.a, layer.adapter.b] if isinstance(layer, AdaptedLayer) else own
 
 
 def find_rule(layer: nn.Module) -> Rule | None:
-    if isinstance(layer, AdaptedLinear):
+    if isinstance(layer, AdaptedLayer):
         return _Adapted(layer) if len(trained(layer)) == 2 else None
     forward = type(layer).forward
     if forward is nn.Linear.forward:
@@ -132,21 +133,12 @@ def find_rule(layer: nn.Module) -> Rule | None:
         plain = not layer.sparse and layer.max_norm is None and not layer.scale_grad_by_freq
         scale = _embedding_scale(layer) if plain else None
         return None if scale is None else _Embedding(layer, scale)
-    if _is_conv1d(layer):
+    if is_conv1d(layer):
         return _Dense(layer, transposed=True)
     if forward is nn.LayerNorm.forward or type(layer).__name__.endswith("RMSNorm"):
         unit = _norm_unit(layer)
         return None if unit is None else _Norm(layer, unit)
     return None
-
-
-def _is_conv1d(layer: nn.Module) -> bool:
-    """transformers' linear map with a [d_in, d_out] weight."""
-    if type(layer).__name__ != "Conv1D":
-        return False
-    from transformers.pytorch_utils import Conv1D  # only a learner process has transformers
-
-    return type(layer) is Conv1D
 
 
 @torch.no_grad()

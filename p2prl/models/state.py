@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
@@ -151,8 +151,8 @@ def state_hash(path: Path) -> bytes:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def _header(payloads: Sequence[Payload]) -> bytes:
-    tree: dict[str, object] = {}
+def _header(payloads: Sequence[Payload], metadata: Mapping[str, str]) -> bytes:
+    tree: dict[str, object] = {_METADATA: metadata} if metadata else {}
     begin = 0
     for payload in payloads:
         end = begin + payload.num_bytes
@@ -162,11 +162,14 @@ def _header(payloads: Sequence[Payload]) -> bytes:
     return text + b" " * (-len(text) % 8)  # data starts at a multiple of 8, as safetensors' own writer does
 
 
-def write_payloads(path: Path, payloads: Sequence[Payload]) -> bytes:
-    """Write bf16 tensors atomically (stage, fsync, rename) and return the state hash. `payloads` in any order."""
+def write_payloads(path: Path, payloads: Sequence[Payload], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Write bf16 tensors atomically (stage, fsync, rename) and return the state hash. `payloads` in any order.
+
+    `metadata` is for other software; a version's file has none.
+    """
     ordered = sorted(payloads, key=lambda payload: payload.name)
     assert all(first.name != second.name for first, second in pairwise(ordered)), "a tensor name appears twice"
-    header = _header(ordered)
+    header = _header(ordered, metadata or {})
     digest = blake3(_DOMAIN)
     staged = path.with_name(f".{path.name}.{os.getpid()}.staged")
     try:

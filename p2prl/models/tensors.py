@@ -18,15 +18,15 @@ from p2prl.models.state import BF16, Payload, TensorPlace, open_state, write_pay
 
 def write_state(module: torch.nn.Module, path: Path) -> bytes:
     """Write the bf16 rounding of all parameters atomically; returns the state hash."""
-    return write_payloads(path, [_payload(name, parameter) for name, parameter in module.named_parameters()])
+    return write_payloads(path, [payload_of(name, parameter) for name, parameter in module.named_parameters()])
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> bytes:
     """Like `write_state`, for tensors by name."""
-    return write_payloads(path, [_payload(name, tensor) for name, tensor in tensors.items()])
+    return write_payloads(path, [payload_of(name, tensor) for name, tensor in tensors.items()])
 
 
-def _payload(name: str, tensor: torch.Tensor) -> Payload:
+def payload_of(name: str, tensor: torch.Tensor) -> Payload:
     # Rounded only when it is written, so that at most one rounded tensor is in memory.
     def read() -> memoryview:
         rounded = tensor.detach().to("cpu", torch.bfloat16).contiguous()

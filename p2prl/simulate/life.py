@@ -60,6 +60,7 @@ class Place:
         self.number = number
         self.identity = identity_of(world.seed, number)
         self.home = Home.locate(world.folder / f"node{number}")
+        self.home.states.mkdir(parents=True)
         self.home.blobs.mkdir(parents=True)
         self.database = Database(MEMORY)
         self.num_lives = 0

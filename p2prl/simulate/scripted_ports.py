@@ -1,7 +1,7 @@
 """What stands in for a node's child processes in a simulation: the same requests and replies, without torch or processes.
 
 In: requests of the node's loops, how long each takes (`Pace`). Out: answers of the scripted engine, prompts and rewards
-of the real addition environment, versions whose few bytes follow from parent, term and groups.
+of the real addition environment, versions that differ from their parent in a few words, by parent, term and groups.
 
 Invariants: nothing depends on the clock or on this process; a version is a real weights file, hashed and verified like
 any other; a learner refuses a step whose parent it does not hold, as the real one does.
@@ -9,7 +9,9 @@ any other; a learner refuses a step whose parent it does not hold, as the real o
 
 import asyncio
 import itertools
+import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,17 +22,18 @@ from p2prl.environments.judge import Judge
 from p2prl.environments.messages import JudgeItem, Judgement, Ready
 from p2prl.errors import P2prlError
 from p2prl.learner import messages as learning
+from p2prl.learner.publish import Folders, publish
 from p2prl.models.char_tokenizer import VOCAB_SIZE, CharTokenizer
-from p2prl.models.state import Payload, write_payloads
+from p2prl.models.state import Payload, open_state, write_payloads
 from p2prl.node.children import ChildDied
-from p2prl.records import PIECE_BYTES, Group, Hash, Prompt, StepInput, StepReport, Version
+from p2prl.records import Completion, Group, Hash, Prompt, StepInput, StepReport, Version
 from p2prl.rollout import messages as drawing
-from p2prl.rollout.scripted_engine import ScriptedEngine
+from p2prl.rollout.scripted_engine import ScriptedEngine, stamped
 from p2prl.rollout.worker import judge_group
 from p2prl.simulate.scenarios import Pace
-from p2prl.weights.pieces import blob_path
 
-WEIGHTS_BYTES = 64
+WEIGHTS_BYTES = 2**15  # enough that a delta is small beside it
+NUM_CHANGED = 16  # words that a step changes, at most
 T = TypeVar("T")
 
 
@@ -41,6 +44,7 @@ class ScriptedChild:
         self._name, self._open = name, open
         self._script: Script | None = None
         self._ids = itertools.count()
+        self.on_notice: Callable[[Any], None] = lambda notice: None  # it has nothing to say
         self._running = asyncio.Event()
         self._running.set()
 
@@ -66,16 +70,18 @@ class ScriptedChild:
         if self._script is None:
             raise ChildDied(f"{self._name} is not running")
         script, request = self._script, make(next(self._ids))
+        finish = script.begin(request)
         await self._spend(script.takes_s(request), timeout_s)
-        return script.answer(request)
+        return finish()
 
     async def stop(self) -> None:
         self._script = None
 
     async def _spend(self, seconds: float, timeout_s: float) -> None:
+        """A child at work gives signs of life, a frozen one none."""
+        await asyncio.sleep(seconds)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(seconds)
                 await self._running.wait()
         except TimeoutError:
             self._script = None
@@ -92,8 +98,8 @@ class Script(Protocol):
 
     def takes_s(self, request: Any) -> float: ...
 
-    def answer(self, request: Any) -> Any:
-        """Raises P2prlError where the real child replies Failed."""
+    def begin(self, request: Any) -> Callable[[], Any]:
+        """What gives the answer once the time has passed. It raises P2prlError where the real child replies Failed."""
         ...
 
 
@@ -106,36 +112,48 @@ class EngineScript:
     def takes_s(self, request: drawing.Request) -> float:
         return self._pace.load_s if isinstance(request, drawing.Load) else self._pace.generate_s
 
-    def answer(self, request: drawing.Request) -> drawing.Reply:
+    def begin(self, request: drawing.Request) -> Callable[[], drawing.Reply]:
         match request:
             case drawing.Load(id, path, version):
-                self._engine.load(Path(path), version)
-                return drawing.Loaded(id, version)
-            case drawing.Generate(id, prompts, num_answers, sampling, seed):
+                return partial(self._load, id, path, version)
+            case drawing.Generate(id, version, prompts, num_answers, sampling, seed):
+                loaded = self._engine.version
+                if loaded is not None and loaded != version:
+                    return partial(drawing.Outdated, id, loaded)
                 drawn = self._engine.generate(prompts, num_answers, sampling, seed)
-                version = self._engine.version
-                assert version is not None, "generate raises while nothing is loaded"
-                num_tokens = sum(len(answer.token_ids) for answers in drawn for answer in answers)
-                return drawing.Generated(id, tuple(map(tuple, drawn)), version, num_tokens, self._pace.generate_s)
+                return partial(self._generated, id, drawn.completions, version)
             case _:
                 raise P2prlError(f"a {type(request).__name__} is out of place here")
+
+    def _load(self, id: int, path: str, version: Version) -> drawing.Reply:
+        self._engine.load(Path(path), version)
+        return drawing.Loaded(id, version)
+
+    def _generated(self, id: int, drawn: list[list[Completion]], begun: Version) -> drawing.Reply:
+        completions, versions = stamped(drawn, begun, self._engine.version or begun)
+        num_tokens = sum(len(answer.token_ids) for answers in completions for answer in answers)
+        return drawing.Generated(id, tuple(map(tuple, completions)), versions, num_tokens, self._pace.generate_s)
 
 
 class LearnerScript:
     def __init__(self, setup: learning.Setup, pace: Pace, base: Version) -> None:
-        self._blobs, self._pace, self._held = Path(setup.blobs), pace, base
+        self._folders, self._pace, self._held = Folders(Path(setup.states), Path(setup.blobs)), pace, base
+        self._weights = bytes(WEIGHTS_BYTES)
         self.start_s = pace.learner_start_s
         self.ready = learning.Ready(base, "none")
 
     def takes_s(self, request: learning.Request) -> float:
         return self._pace.step_s if isinstance(request, learning.Train) else self._pace.follow_s
 
+    def begin(self, request: learning.Request) -> Callable[[], learning.Reply]:
+        return partial(self.answer, request)
+
     def answer(self, request: learning.Request) -> learning.Reply:
         match request:
             case learning.Follow(id, path, version):
                 if not Path(path).is_file():
                     raise P2prlError(f"the weights of {version} are not at {path}")
-                self._held = version
+                self._held, self._weights = version, read_version(Path(path))
                 return learning.Followed(id, version)
             case learning.Train(id, step):
                 if step.parent != self._held:
@@ -151,20 +169,13 @@ class LearnerScript:
     def _train(self, step: StepInput) -> StepReport:
         ages = [age for ages in step.ages for age in ages]
         rewards = [trajectory.reward for group in step.groups for trajectory in group.trajectories]
-        staged = self._blobs / ".scripted"
-        state, content = write_version(staged, weights_of(step.parent, step.term, step.group_ids))
-        path = blob_path(self._blobs, content)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        content_bytes = staged.stat().st_size
-        assert content_bytes <= PIECE_BYTES
-        staged.rename(path)
+        self._weights = weights_of(self._weights, step.parent, step.term, step.group_ids)
+        published = publish(lambda path: write_version(path, self._weights), self._folders, step.bases, step.anchor)
         metrics = {"age_mean": sum(ages) / len(ages), "age_max": max(ages), "reward_mean": sum(rewards) / len(rewards)}
         return StepReport(
-            version=Version(step.term, step.parent.step + 1, state),
-            path=str(path),
-            content_hash=content,
-            content_bytes=content_bytes,
-            pieces=(content,),
+            version=Version(step.term, step.parent.step + 1, published.hash),
+            path=str(published.path),
+            contents=published.contents,
             rho_on=1.0,
             metrics=metrics,
             num_answers=len(rewards),
@@ -173,16 +184,24 @@ class LearnerScript:
         )
 
 
-def weights_of(parent: Version, term: int, group_ids: Sequence[Hash]) -> bytes:
+def weights_of(before: bytes, parent: Version, term: int, group_ids: Sequence[Hash]) -> bytes:
     """The bytes of the version that a step gives."""
-    digest = blake3(b"p2prl simulated version\0" + b"%d,%d," % (term, parent.step) + parent.hash + b"".join(group_ids))
-    return digest.digest(length=WEIGHTS_BYTES)
+    seed = blake3(b"p2prl simulated version\0" + b"%d,%d," % (term, parent.step) + parent.hash + b"".join(group_ids))
+    drawn, after = seed.digest(length=4 * NUM_CHANGED), bytearray(before)
+    for place, value in struct.iter_unpack("<H2s", drawn):
+        at = 2 * (place % (len(after) // 2))
+        after[at : at + 2] = value
+    return bytes(after)
 
 
-def write_version(path: Path, weights: bytes) -> tuple[bytes, bytes]:
-    """A weights file of one tensor: (state hash, hash of the file)."""
-    state = write_payloads(path, [Payload("policy", (len(weights) // 2,), lambda: memoryview(weights))])
-    return state, blake3(path.read_bytes()).digest()
+def write_version(path: Path, weights: bytes) -> Hash:
+    """A weights file of one tensor; its state hash."""
+    return write_payloads(path, [Payload("policy", (len(weights) // 2,), lambda: memoryview(weights))])
+
+
+def read_version(path: Path) -> bytes:
+    with open_state(path) as ((place,), data):
+        return data[place.begin : place.end]
 
 
 class ScriptedEnvironment:

@@ -13,8 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from p2prl import codec
 from p2prl.clock import LoopClock
 from p2prl.recipe import EnvironmentSection, EvalSection, LearnerSection, ModelSection, Recipe, SamplingSection
+from p2prl.records import Manifest
 from p2prl.simulate import scenarios
 from p2prl.simulate.life import Life, Place, World, added
 from p2prl.simulate.scenarios import LAST, LEADER, Scenario
@@ -77,7 +79,7 @@ class _Swarm:
         self._scenario = scenario
         self._recorder = Recorder()
         base_path = folder / "base"
-        base_hash, _ = write_version(base_path, bytes(WEIGHTS_BYTES))
+        base_hash = write_version(base_path, bytes(WEIGHTS_BYTES))
         clock = LoopClock()
         self._world = World(
             recipe=recipe_of(scenario, base_hash),
@@ -252,7 +254,10 @@ class _Swarm:
     def _steps(self) -> tuple[tuple[Step, ...], dict[bytes, int]]:
         """Every version known to a living node; how far each on the best chain is behind its head."""
         living = [place.life.state for place in self._places if place.life is not None]
-        manifests = {id: manifest for state in living for id, manifest in state.manifests.items()}
+        sealed = {id: data for state in living for id, data in state.store.manifests()}
+        manifests = {
+            id: codec.unseal(data, Manifest, self._world.recipe.swarm_id).record for id, data in sealed.items()
+        }
         behind: dict[bytes, int] = {}
         if living:
             # The best of all heads, as any node that knows them all would choose.

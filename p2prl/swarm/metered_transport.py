@@ -3,12 +3,14 @@
 In: another transport, quota rules, upload and download rates. Out: the same Protocol; bytes by peer; every fault that a
 peer's request or message showed, to `on_fault`.
 
-Invariants: a peer over its share is slowed, then answered OverQuota, and nobody else waits for it; the caps bound what
-streams and calls move and may be changed at any time; liveness (gossip of others' leases, our own calls) never waits
-for a cap; the table of peers is bounded.
+Invariants: a peer that asks too often is slowed, then answered OverQuota, and nobody else waits for it; who pulls gets
+the same share of the upload whatever the number of its streams; the caps bound what streams and calls move, are kept
+within 5 % over any 5 s, and may be changed at any time; liveness (gossip, small calls) never waits for a cap, streams
+make room for it; the table of peers is bounded.
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -17,12 +19,26 @@ import msgspec
 from p2prl.clock import Clock
 from p2prl.errors import OverQuota, PeerError
 from p2prl.swarm.bandwidth import Bandwidth
+from p2prl.swarm.fair import BURST_S, FairLine
+from p2prl.swarm.lines import DownLine, UpLine
 from p2prl.swarm.quota import Quota, QuotaRules, Ruled
-from p2prl.swarm.transport import CallHandler, JoinReport, StateHandler, StreamHandler, TopicHandler, Traffic, Transport
+from p2prl.swarm.transport import (
+    MAX_ITEM_BYTES,
+    CallHandler,
+    JoinReport,
+    StateHandler,
+    StreamHandler,
+    TopicHandler,
+    Traffic,
+    Transport,
+)
 
 REQUESTS = QuotaRules(requests_per_s=50.0, bytes_per_s=64.0 * 2**20)
 MESSAGES = QuotaRules(requests_per_s=50.0, bytes_per_s=64.0 * 2**10)
 MAX_PEERS = 1024
+SMALL_BYTES = 4 * 2**10  # replies that go at once: heartbeats, votes
+LEAST_ITEM_BYTES, MOST_ITEM_BYTES = 4 * 2**10, MAX_ITEM_BYTES
+UP_ITEM_S, DOWN_ITEM_S = 0.05, 0.02  # of a cap in one item; several streams of a download each have one on its way
 
 
 class PeerTraffic(msgspec.Struct):
@@ -38,7 +54,8 @@ class MeteredTransport:
     def __init__(self, inner: Transport, clock: Clock, *, up: float | None = None, down: float | None = None) -> None:
         self._inner, self._clock = inner, clock
         now = clock.monotonic()
-        self._up, self._down = Bandwidth(up, now), Bandwidth(down, now)
+        self._up = UpLine(FairLine(up, now), clock)
+        self._down = DownLine(Bandwidth(down, now, burst_s=BURST_S), clock)
         self._requests, self._messages = Quota(REQUESTS), Quota(MESSAGES)
         self.on_fault: Callable[[str, PeerError], None] = lambda peer, error: None
         self._peers: OrderedDict[str, PeerTraffic] = OrderedDict()  # the longest quiet first
@@ -47,11 +64,23 @@ class MeteredTransport:
     def peer_id(self) -> str:
         return self._inner.peer_id
 
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """The caps up and down."""
+        return self._up.rate, self._down.rate
+
     def set_rates(self, up: float | None, down: float | None) -> None:
         """New caps, from now on."""
-        now = self._clock.monotonic()
-        self._up.set_rate(up, now)
-        self._down.set_rate(down, now)
+        self._up.set_rate(up)
+        self._down.set_rate(down)
+
+    def up_item_bytes(self) -> int:
+        """The longest item to send that keeps the upload even under its cap."""
+        return _item_bytes(self._up.rate, UP_ITEM_S)
+
+    def down_item_bytes(self) -> int:
+        """The longest item to ask for that keeps the download even under its cap."""
+        return _item_bytes(self._down.rate, DOWN_ITEM_S)
 
     def with_peer(self, peer: str) -> PeerTraffic:
         """What moved between `peer` and us."""
@@ -73,7 +102,11 @@ class MeteredTransport:
             except PeerError as error:
                 self.on_fault(peer, error)
                 raise
-            await self._pay(peer, len(reply))
+            self.with_peer(peer).sent_bytes += len(reply)
+            if len(reply) <= SMALL_BYTES:
+                self._up.charge(len(reply))
+            else:
+                self._up.sent(await self._up.turn(peer, len(reply)))
             return reply
 
         self._inner.serve(method, within_share)
@@ -82,9 +115,15 @@ class MeteredTransport:
         async def within_share(peer: str, body: bytes) -> AsyncIterator[bytes]:
             try:
                 await self._let_in(peer, len(body))
-                async for item in handler(peer, body):
-                    await self._pay(peer, len(item))
-                    yield item
+                items = handler(peer, body)
+                async with closing(items):
+                    async for item in items:
+                        ticket = await self._up.turn(peer, len(item))
+                        self.with_peer(peer).sent_bytes += len(item)
+                        try:
+                            yield item  # we are back when the network took it
+                        finally:
+                            self._up.sent(ticket)
             except PeerError as error:
                 self.on_fault(peer, error)
                 raise
@@ -113,14 +152,6 @@ class MeteredTransport:
         if ruling.wait_s > 0:
             await asyncio.sleep(ruling.wait_s)
 
-    async def _pay(self, peer: str, num_bytes: int) -> None:
-        """Wait until these bytes fit into the peer's share and our upload cap."""
-        now = self._clock.monotonic()
-        wait_s = max(self._requests.spend(peer, num_bytes, now), self._up.take(num_bytes, now))
-        self.with_peer(peer).sent_bytes += num_bytes
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
-
     # -- what we ask of peers ---------------------------------------------------------------------------------------
 
     async def call(self, peer: str, method: str, body: bytes, *, timeout_s: float = 5.0) -> bytes:
@@ -128,19 +159,31 @@ class MeteredTransport:
         traffic = self.with_peer(peer)
         traffic.sent_bytes += len(body)
         traffic.received_bytes += len(reply)
+        self._up.charge(len(body))
+        self._down.correct(len(reply))
         return reply
 
     async def stream(
         self, peer: str, method: str, body: bytes, *, item_timeout_s: float = 10.0, max_bytes: int
     ) -> AsyncIterator[bytes]:
         self.with_peer(peer).sent_bytes += len(body)
+        self._up.charge(len(body))
+        expected = made = 0  # the next item is about as long as the last one
         items = self._inner.stream(peer, method, body, item_timeout_s=item_timeout_s, max_bytes=max_bytes)
-        async for item in items:
-            self.with_peer(peer).received_bytes += len(item)
-            wait_s = self._down.take(len(item), self._clock.monotonic())
-            yield item
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+        try:
+            async with closing(items):
+                while True:
+                    await self._down.make_room(expected)
+                    made = expected
+                    item = await anext(items, None)
+                    if item is None:
+                        return
+                    self.with_peer(peer).received_bytes += len(item)
+                    self._down.correct(len(item) - made)
+                    expected, made = len(item), 0
+                    yield item
+        finally:
+            self._down.correct(-made)
 
     # -- passed on as they are --------------------------------------------------------------------------------------
 
@@ -173,3 +216,18 @@ class MeteredTransport:
 
     def traffic(self) -> Traffic:
         return self._inner.traffic()
+
+
+@contextlib.asynccontextmanager
+async def closing(items: AsyncIterator[bytes]) -> AsyncIterator[None]:
+    """A stream that is left early is closed now, not when it is collected."""
+    try:
+        yield
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _item_bytes(rate: float | None, seconds: float) -> int:
+    return MOST_ITEM_BYTES if rate is None else max(LEAST_ITEM_BYTES, min(int(rate * seconds), MOST_ITEM_BYTES))

@@ -4,7 +4,7 @@
 time. Both authenticate the caller: `peer` in a handler is whom the connection proves, never what a record claims.
 
 Rules both keep: every call and every stream item has a deadline; sizes are capped before decoding; a stream ends with
-an explicit mark that carries its length and hash, so that a cut one is told from a whole one; failures are `PeerError`s
+an explicit mark that carries its length, so that a cut one is told from a whole one; failures are `PeerError`s
 (`Unreachable`, `Truncated`, `TooLarge`, `BadRecord`); a handler's own exception reaches the caller as `PeerError` and
 never ends anything here. Handlers and subscriptions outlive a restart of the network below.
 """

@@ -90,6 +90,7 @@ def make_app(
         Route("/api/v1/login-code", entrance.code, methods=["POST"]),
         Route("/api/v1/status", api.status),
         Route("/api/v1/peers", api.peers),
+        Route("/api/v1/weights", api.weights),
         Route("/api/v1/series", api.series),
         Route("/api/v1/steps", api.steps),
         Route("/api/v1/events", api.events),
@@ -172,6 +173,9 @@ class Api:
 
     async def peers(self, request: Request) -> Response:
         return _json(self._commands.peers())
+
+    async def weights(self, request: Request) -> Response:
+        return _json(self._commands.weights())
 
     async def series(self, request: Request) -> Response:
         names = tuple(name for name in request.query_params.get("name", "").split(",") if name)

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from p2prl.logs import LogLine
-from p2prl.status import ConfigValue, DoctorReport, PeerRow
+from p2prl.status import ConfigValue, DoctorReport, PeerRow, WeightsReport
 
 Columns = dict[str, list[float | None]]
 
@@ -14,6 +14,8 @@ class Commands(Protocol):
         ...
 
     def peers(self) -> list[PeerRow]: ...
+
+    def weights(self) -> WeightsReport: ...
 
     def series(self, names: tuple[str, ...], since_s: float, points: int) -> Columns:
         """Columns of equal length: "t" (unix seconds) and each known name, at most `points` rows."""

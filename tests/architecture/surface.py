@@ -15,9 +15,9 @@ from p2prl import codec, config, errors, metrics, recipe, records, status
 from p2prl.buffer.admission import REASONS
 from p2prl.cli.main import COMMANDS, group
 from p2prl.events import TYPES, Ring
-from p2prl.node import receive_loop, weights_loop
+from p2prl.node import manifests, receive_loop
 from p2prl.web.app import Counted, Door, make_app
-from p2prl.weights import pieces
+from p2prl.weights import messages
 
 LIST = Path(__file__).parents[1] / "vectors" / "surface.json"
 
@@ -40,8 +40,8 @@ def surface() -> dict[str, Any]:
 
 def wire_records() -> list[type[msgspec.Struct]]:
     """Everything that leaves the process, in the order of the modules."""
-    found = [codec.Envelope, pieces.PieceRequest, *_wire_of(records), *_wire_of(receive_loop), *_wire_of(weights_loop)]
-    return list(dict.fromkeys(found))
+    modules = (records, receive_loop, manifests, messages)
+    return list(dict.fromkeys([codec.Envelope, *(kind for module in modules for kind in _wire_of(module))]))
 
 
 def _wire_of(module: Any) -> list[type[msgspec.Struct]]:

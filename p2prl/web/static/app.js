@@ -2,21 +2,24 @@
 import { html, nothing, render } from './vendor/lit-html.js';
 import { seconds, bytes, number, short, time, duration } from './words.js';
 import { draw, forget } from './plots.js';
+import { weights } from './weights.js';
 
-const PAGES = { overview: 'Overview', peers: 'Peers', training: 'Training', logs: 'Logs' };
+const PAGES = { overview: 'Overview', peers: 'Peers', training: 'Training', weights: 'Weights', logs: 'Logs' };
 const OVERVIEW = [['Reward', ['reward', 'eval_reward']], ['Version (step)', ['version']],
   ['Tokens per second', ['tokens_per_s']], ['Age of training data, versions', ['staleness_p50', 'staleness_p95']]];
 const TRAINING = [['Reward', ['reward', 'eval_reward']], ['Loss', ['loss']],
   ['Effective sample size, ratio', ['ess_ratio', 'ess_ratio_weights']], ['Learning rate, multiplier', ['lr_multiplier']],
   ['Gradient norm before clipping', ['grad_norm']], ['Divergence from the sampler, a token', ['kl']],
   ['Entropy, a token', ['entropy']], ['Clipped, share', ['clip_fraction', 'clip_fraction_fresh']]];
+const WEIGHTS = [['Bytes per second', ['up_bytes_per_s', 'down_bytes_per_s']], ['Version (step)', ['version']]];
+const PLOTS = { overview: OVERVIEW, training: TRAINING, weights: WEIGHTS };
 const WINDOWS = { '15 minutes': 900, '6 hours': 21600, '7 days': 604800 };
 const MAX_LOGS = 500;
 const MAX_STEPS = 50;
 const RETRY_MS = 3000;
 const REFRESH_MS = 5000;
 
-const state = { status: null, peers: [], steps: [], logs: [], recipe: null, series: {}, problem: '',
+const state = { status: null, peers: [], steps: [], logs: [], recipe: null, weights: null, series: {}, problem: '',
   page: 'overview', window: 900, level: 'info', text: '', follow: true };
 let source = null;
 let retry = 0;
@@ -49,10 +52,13 @@ async function refetch() {
 
 async function refresh() {
   if (document.hidden || state.problem) return;
-  const plots = state.page === 'training' ? TRAINING : state.page === 'overview' ? OVERVIEW : [];
-  const names = [...new Set(plots.flatMap(([, each]) => each))];
+  const names = [...new Set((PLOTS[state.page] ?? []).flatMap(([, each]) => each))];
   if (names.length) show({ series: await get(`/api/v1/series?name=${names}&since_s=${state.window}&points=600`) });
   if (state.page === 'peers') show({ peers: await get('/api/v1/peers') });
+  if (state.page === 'weights') {
+    const [found, known] = await Promise.all(['/api/v1/weights', '/api/v1/peers'].map(get));
+    show({ weights: found, peers: known });
+  }
 }
 
 function follow() {
@@ -110,9 +116,9 @@ function paint() {
   if (main.dataset.page !== state.page) forget();
   main.dataset.page = state.page;
   main.classList.toggle('stale', Boolean(state.problem));
-  render({ overview, peers, training, logs }[state.page](), main);
+  render({ overview, peers, training, logs, weights: () => weights(state, plots(WEIGHTS)) }[state.page](), main);
   document.title = `p2prl ${state.status.node.name}`;
-  for (const [title, names] of { overview: OVERVIEW, training: TRAINING }[state.page] ?? []) {
+  for (const [title, names] of PLOTS[state.page] ?? []) {
     draw(document.getElementById(plotId(title)), title, names, state.series);
   }
   if (state.page === 'logs' && state.follow) document.querySelector('.log').scrollTop = 1e9;

@@ -1,10 +1,12 @@
 // uPlot over columns: one plot an element, made once and fed afterwards.
-import { number } from './words.js';
+import { bytes, number } from './words.js';
 
 const plots = new Map();
 const LABELS = { reward: 'reward', eval_reward: 'held-out', version: 'step', tokens_per_s: 'tokens/s',
   staleness_p50: 'median', staleness_p95: '95 %', loss: 'loss', ess_ratio: 'of raw ratios', ess_ratio_weights: 'of weights used',
-  lr_multiplier: 'multiplier', grad_norm: 'norm', kl: 'KL', clip_fraction: 'of all', clip_fraction_fresh: 'of fresh' };
+  lr_multiplier: 'multiplier', grad_norm: 'norm', kl: 'KL', clip_fraction: 'of all', clip_fraction_fresh: 'of fresh',
+  up_bytes_per_s: 'up', down_bytes_per_s: 'down' };
+const UNITS = { up_bytes_per_s: bytes, down_bytes_per_s: bytes };  // others are plain numbers
 const HEIGHT = 190;
 
 export function draw(element, title, names, series) {
@@ -42,14 +44,15 @@ function options(element, names) {
   const css = getComputedStyle(document.documentElement);
   const ink = css.getPropertyValue('--dim').trim();
   const grid = { stroke: css.getPropertyValue('--grid').trim(), width: 1 };
+  const unit = UNITS[names[0]] ?? number;
   const axis = { stroke: ink, grid, ticks: grid };
   return {
     width: element.clientWidth, height: HEIGHT, cursor: { drag: { x: true, y: false } },
-    axes: [{ ...axis, space: 80, values: (plot, ticks) => ticks.map((tick) => clock(tick, plot)) }, { ...axis, size: 70, values: (plot, ticks) => ticks.map(number) }],
+    axes: [{ ...axis, space: 80, values: (plot, ticks) => ticks.map((tick) => clock(tick, plot)) }, { ...axis, size: 70, values: (plot, ticks) => ticks.map(unit) }],
     series: [{}, ...names.map((name, index) => ({
       label: LABELS[name] ?? name, stroke: css.getPropertyValue(`--plot${index + 1}`).trim(), width: 1.5, spanGaps: true,
       points: { show: false, fill: css.getPropertyValue('--card').trim() },
-      value: (plot, value) => number(value),
+      value: (plot, value) => (value === null ? '-' : unit(value)),
     }))],
   };
 }

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from blake3 import blake3
 
 from p2prl.learner import messages
 from p2prl.learner.learner_process import Learner
+from p2prl.learner.publish import Folders, content_of
 from p2prl.models.state import state_hash
 from p2prl.pipes import BlockingPipe
-from p2prl.records import PIECE_BYTES, Version
+from p2prl.records import DeltaBase, Version
+from p2prl.weights import delta
+from p2prl.weights.store import path_of
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def child(recipe, tmp_path):
 
 
 def setup_of(recipe, tmp_path: Path, text: str = "") -> messages.Setup:
-    folders = [str(tmp_path / name) for name in ("models", "blobs", "checkpoints")]
+    folders = [str(tmp_path / name) for name in ("models", "states", "blobs", "checkpoints")]
     return messages.Setup(text or recipe.model_dump_json(by_alias=True), *folders, 1)
 
 
@@ -42,16 +44,31 @@ def test_it_trains_publishes_follows_and_checkpoints(child, policy, recipe, tool
     assert isinstance(trained, messages.Trained) and trained.id == 1
     report = trained.report
     path = Path(report.path)
-    content = path.read_bytes()
-    assert report.version.term == 1 and report.version.step == 1
+    assert (report.version.term, report.version.step) == (1, 1)
     assert state_hash(path) == report.version.hash
-    assert blake3(content).digest() == report.content_hash
-    assert path == tmp_path / "blobs" / report.content_hash.hex()[:2] / report.content_hash.hex()
-    assert [blake3(content[at : at + PIECE_BYTES]).digest() for at in range(0, len(content), PIECE_BYTES)] == list(
-        report.pieces
-    )
-    assert report.content_bytes == len(content)
+    assert path == path_of(tmp_path / "states", report.version.hash)
+    assert report.contents == (content_of(path, "anchor", None),)
     assert report.rho_on > 0.999
+
+    onward = msgspec.structs.replace(
+        tools.make_step(policy, 4, 2, rho_on=1.0),
+        parent=report.version,
+        bases=(DeltaBase(report.version, report.path), DeltaBase(policy.version, str(tmp_path / "gone"))),
+        anchor=True,
+    )
+    pipe.send(messages.Train(7, onward))
+    second = pipe.receive()
+    assert isinstance(second, messages.Trained)
+    assert [(way.kind, way.base) for way in second.report.contents] == [("delta", report.version), ("anchor", None)]
+    assert any("no delta from 0.0" in note for note in second.notes)
+    way = second.report.contents[0]
+    delta.apply(
+        path, [path_of(tmp_path / "blobs", way.content_hash)], tmp_path / "x", expected=second.report.version.hash
+    )
+    assert second.report.metrics["delta_bytes"] == way.content_bytes
+    assert 0 < second.report.metrics["delta_fraction"] <= 1
+    assert second.report.metrics["encode_s"] > 0
+    report = second.report
 
     pipe.send(messages.Train(2, tools.make_step(policy, 1, 2)))
     refused = pipe.receive()
@@ -88,7 +105,8 @@ def test_options_that_no_step_could_be_made_with_fail_the_start(child, recipe, t
 
 def test_many_clipped_fresh_answers_are_said_once_in_a_while(policy, recipe, tools, tmp_path) -> None:
     objective = recipe.objective.model_copy(update={"clip": 1e-3})
-    learner = Learner(recipe.model_copy(update={"objective": objective}), policy, tmp_path, tmp_path)
+    folders = Folders(tmp_path / "states", tmp_path / "blobs")
+    learner = Learner(recipe.model_copy(update={"objective": objective}), policy, folders, tmp_path)
     said = []
     for number in range(2):
         step = msgspec.structs.replace(tools.make_step(policy, 4, number), parent=policy.version)

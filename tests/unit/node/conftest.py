@@ -1,5 +1,6 @@
 """A NodeState over an empty home and the memory transport, without a process or a loop."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,8 +20,24 @@ from p2prl.swarm.membership import Membership
 from p2prl.swarm.memory_transport import MemoryNetwork
 from p2prl.swarm.metered_transport import MeteredTransport
 from tests import factories
+from tests.unit.node.version_nodes import Swarm
 
 Told = list[tuple[str, str, dict[str, object]]]
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder in memory where there is one: for nodes under virtual time, who write more in a second than disks like."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="p2prl-", dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    made = Swarm(tmp_path / "swarm")
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -3,11 +3,15 @@
 import asyncio
 import os
 import signal
+import socket
 
 import pytest
 
 from p2prl.environments.messages import Reply
 from p2prl.node.children import Child, ChildDied, describe_exit
+from p2prl.pipes import AsyncPipe
+from p2prl.rollout import messages
+from tests import factories
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ async def test_a_child_that_dies_at_its_start_is_told_of(tmp_path) -> None:
 
 
 async def test_a_death_that_nobody_waits_for_is_told_of(tmp_path) -> None:
-    args = ("builtin:addition", str(tmp_path), "addition", "{}")
+    args = ("builtin:addition", str(tmp_path), '{"members": [{"name": "addition"}]}')
     child = Child("p2prl.node.environment_process", args, Reply, environ={"PYTHONHASHSEED": "0"})
     told: asyncio.Queue[str] = asyncio.Queue()
     child.on_death = told.put_nowait
@@ -46,3 +50,37 @@ async def test_a_death_that_nobody_waits_for_is_told_of(tmp_path) -> None:
     await child.start(None)
     await child.stop()  # as we asked for it: not told
     assert told.empty()
+
+
+class Scripted:
+    """The daemon's end of a pipe whose other end the test holds."""
+
+    def __init__(self) -> None:
+        self.child = Child("engine", (), messages.Reply, environ={})
+        self.theirs: AsyncPipe | None = None
+
+    async def open(self) -> AsyncPipe:
+        ours, theirs = socket.socketpair()
+        self.child._pipe = await AsyncPipe.open(ours, messages.Reply)
+        self.child._process = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
+        self.child._reader = asyncio.create_task(self.child._read())
+        self.theirs = await AsyncPipe.open(theirs, messages.Request)
+        return self.theirs
+
+
+async def test_signs_of_life_put_off_the_deadline_and_silence_ends_it() -> None:
+    scripted = Scripted()
+    theirs, child = await scripted.open(), scripted.child
+    child._patience_s = 0.01
+    heard: list[object] = []
+    child.on_notice = heard.append
+    asking = asyncio.create_task(child.request(lambda number: messages.Load(number, "", factories.BASE), timeout_s=0.3))
+    number = (await theirs.receive()).id
+    for _ in range(5):
+        await asyncio.sleep(0.1)
+        await theirs.send(messages.Beat(number))
+    assert not asking.done()  # past the deadline, but alive
+    with pytest.raises(ChildDied, match="did not answer within 0 s"):
+        await asking
+    assert len(heard) == 5 and not child.alive
+    theirs.close()

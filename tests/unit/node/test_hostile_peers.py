@@ -10,7 +10,7 @@ import pytest
 
 from p2prl import codec
 from p2prl.clock import LoopClock
-from p2prl.node import weights_loop
+from p2prl.node import manifests
 from p2prl.node.receive_loop import PULL_S
 from p2prl.records import Announcement, GroupHeader, Lease, Verdict, Version
 from p2prl.simulate.life import Life, Place, World, identity_of
@@ -19,6 +19,7 @@ from p2prl.simulate.scripted_ports import WEIGHTS_BYTES, write_version
 from p2prl.simulate.swarm import recipe_of
 from p2prl.simulate.trace import Recorder
 from p2prl.swarm.memory_transport import MemoryNetwork, MemoryTransport
+from p2prl.weights import chain
 
 Check = Callable[[list[Place], list[Life], "Attacker"], Awaitable[None]]
 
@@ -42,7 +43,7 @@ def beside_an_attacker(folder: Path, check: Check, *, step_s: float = 0.5) -> No
     """Two honest nodes that learn, and an attacker in touch with both."""
 
     async def program() -> None:
-        base_hash, _ = write_version(folder / "base", bytes(WEIGHTS_BYTES))
+        base_hash = write_version(folder / "base", bytes(WEIGHTS_BYTES))
         world = World(
             recipe=recipe_of(Scenario(2, 1.0, learning=Learning(groups_per_step=2, max_in_flight=4)), base_hash),
             base_path=folder / "base",
@@ -82,7 +83,7 @@ async def drip(peer: str, body: bytes) -> AsyncIterator[bytes]:
         await asyncio.sleep(9.0)
 
 
-def test_heads_that_never_come_keep_nobody_from_the_leaders(tmp_path: Path) -> None:
+def test_heads_that_never_come_keep_nobody_from_the_leaders(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
         follower = lives[1].state
         sealed: list[bytes] = []
@@ -104,10 +105,10 @@ def test_heads_that_never_come_keep_nobody_from_the_leaders(tmp_path: Path) -> N
         assert follower.head.step > before + 20, "the follower did not follow its leader"
         assert lives[0].state.head.step - follower.head.step < 40
 
-    beside_an_attacker(tmp_path, check)
+    beside_an_attacker(memory_path, check)
 
 
-def test_a_drip_of_bodies_ends_and_so_do_its_tasks(tmp_path: Path) -> None:
+def test_a_drip_of_bodies_ends_and_so_do_its_tasks(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
         attacker.transport.serve_stream("group", drip)
         receive = lives[0].loops.receive
@@ -120,10 +121,10 @@ def test_a_drip_of_bodies_ends_and_so_do_its_tasks(tmp_path: Path) -> None:
         assert not any(task.get_name().endswith(attacker.key.peer_id) for task in receive._pulls)
         assert lives[0].state.head.step > before
 
-    beside_an_attacker(tmp_path, check)
+    beside_an_attacker(memory_path, check)
 
 
-def test_a_body_larger_than_the_recipe_allows_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_body_larger_than_the_recipe_allows_is_not_asked_for(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
         served = 0
 
@@ -142,10 +143,10 @@ def test_a_body_larger_than_the_recipe_allows_is_not_asked_for(tmp_path: Path) -
         assert 0 < served <= 32 * 2**20
         assert lives[0].state.faults.of(attacker.key.peer_id) > 0
 
-    beside_an_attacker(tmp_path, check)
+    beside_an_attacker(memory_path, check)
 
 
-def test_makers_that_answer_nothing_do_not_hold_up_the_receive_loop(tmp_path: Path) -> None:
+def test_makers_that_answer_nothing_do_not_hold_up_the_receive_loop(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
         async def silence(peer: str, body: bytes) -> bytes:
             await asyncio.Event().wait()
@@ -166,13 +167,13 @@ def test_makers_that_answer_nothing_do_not_hold_up_the_receive_loop(tmp_path: Pa
         assert len(asked) > 10
         assert max(after - before for before, after in itertools.pairwise(asked)) < 2.0
 
-    beside_an_attacker(tmp_path, check)
+    beside_an_attacker(memory_path, check)
 
 
 def test_a_chain_longer_than_one_stream_is_followed_from_its_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights_loop, "MAX_MANIFESTS", 4)
+    monkeypatch.setattr(manifests, "MAX_MANIFESTS", 4)
 
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
         leader = lives[0].state
@@ -187,10 +188,10 @@ def test_a_chain_longer_than_one_stream_is_followed_from_its_beginning(
             await life.kill()
             late.database.close()
 
-    beside_an_attacker(tmp_path, check)
+    beside_an_attacker(memory_path, check)
 
 
-def test_files_of_old_versions_go_also_where_versions_were_skipped(tmp_path: Path) -> None:
+def test_files_of_old_versions_go_also_where_versions_were_skipped(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
         network = attacker.world.network
         for _ in range(8):  # the follower hears of no version for a moment, then of the newest
@@ -200,8 +201,12 @@ def test_files_of_old_versions_go_also_where_versions_were_skipped(tmp_path: Pat
             await asyncio.sleep(6)
         for life in lives:
             state = life.state
-            files = [path for path in state.home.blobs.rglob("*") if path.is_file()]
             assert state.head.step > 60
-            assert len(files) <= state.config.storage.keep_versions + 1
+            states = [path for path in state.home.states.rglob("*") if path.is_file()]
+            assert len(states) <= chain.KEEP_ANCHORS + 2  # the head, and one that was read or made just now
+            named = {c.content_hash.hex() for manifest in state.manifests.values() for c in manifest.contents}
+            contents = {path.name: path.stat().st_size for path in state.home.blobs.rglob("*/[!.]*") if path.is_file()}
+            assert contents.keys() <= named
+            assert sum(contents.values()) <= 2 * WEIGHTS_BYTES
 
-    beside_an_attacker(tmp_path, check)
+    beside_an_attacker(memory_path, check)

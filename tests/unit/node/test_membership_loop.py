@@ -16,12 +16,12 @@ from p2prl.swarm.memory_transport import MemoryNetwork
 DEAD = "/memory/gone/p2p/12D3KooWEfY2TmhEWp1scTkNTgGcB6sBdaeicFJXJjeBmUpFMyg8"
 
 
-def test_a_node_that_was_dialled_has_joined(tmp_path: Path) -> None:
+def test_a_node_that_was_dialled_has_joined(memory_path: Path) -> None:
     async def program() -> None:
-        base_hash, _ = write_version(tmp_path / "base", bytes(WEIGHTS_BYTES))
+        base_hash = write_version(memory_path / "base", bytes(WEIGHTS_BYTES))
         world = World(
-            recipe=recipe_of(Scenario(2, 1.0), base_hash), base_path=tmp_path / "base", pace=Pace(), seed=1,
-            clock=LoopClock(), network=MemoryNetwork(1), recorder=Recorder(), folder=tmp_path,
+            recipe=recipe_of(Scenario(2, 1.0), base_hash), base_path=memory_path / "base", pace=Pace(), seed=1,
+            clock=LoopClock(), network=MemoryNetwork(1), recorder=Recorder(), folder=memory_path,
         )  # fmt: skip
         first, second = Place(world, 0), Place(world, 1)
         lonely = Life(world, first, (DEAD,))

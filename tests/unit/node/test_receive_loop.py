@@ -31,7 +31,7 @@ def three_nodes_that_wait(folder: Path, check: Check) -> None:
             if event == "gossip":
                 heard[source, kind] += 1
 
-        base_hash, _ = write_version(folder / "base", bytes(WEIGHTS_BYTES))
+        base_hash = write_version(folder / "base", bytes(WEIGHTS_BYTES))
         world = World(
             recipe=recipe_of(Scenario(3, 1.0, learning=Learning(groups_per_step=2, max_in_flight=2)), base_hash),
             base_path=folder / "base",
@@ -58,7 +58,7 @@ def three_nodes_that_wait(folder: Path, check: Check) -> None:
         runner.run(program())
 
 
-def test_what_waits_is_announced_again(tmp_path: Path) -> None:
+def test_what_waits_is_announced_again(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], heard: Counter) -> None:
         made = [life.state.counts.groups for life in lives]
         heard.clear()
@@ -68,10 +68,10 @@ def test_what_waits_is_announced_again(tmp_path: Path) -> None:
             # Each of the two others hears it every 11 to 19 s.
             assert 2 * 3 <= heard[place.peer, "announce"] <= 2 * 6
 
-    three_nodes_that_wait(tmp_path, check)
+    three_nodes_that_wait(memory_path, check)
 
 
-def test_only_the_leaders_refusal_makes_a_node_give_its_group_up(tmp_path: Path) -> None:
+def test_only_the_leaders_refusal_makes_a_node_give_its_group_up(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], heard: Counter) -> None:
         leader = lives[0].state.election.leader
         led = next(life for life, place in zip(lives, places, strict=True) if place.peer == leader)
@@ -91,10 +91,10 @@ def test_only_the_leaders_refusal_makes_a_node_give_its_group_up(tmp_path: Path)
         await asyncio.sleep(5)
         assert maker.state.counts.groups == made + 1, "the place that became free was not used"
 
-    three_nodes_that_wait(tmp_path, check)
+    three_nodes_that_wait(memory_path, check)
 
 
-def test_a_new_leader_asks_everybody_what_it_missed(tmp_path: Path) -> None:
+def test_a_new_leader_asks_everybody_what_it_missed(memory_path: Path) -> None:
     async def check(places: list[Place], lives: list[Life], heard: Counter) -> None:
         leader = next(life for life in lives if life.state.leads)
         waiting = {row.id for life in lives for row in life.state.store.own_waiting()}
@@ -105,4 +105,4 @@ def test_a_new_leader_asks_everybody_what_it_missed(tmp_path: Path) -> None:
         known = {header.id for _, header in new.state.wanted.known()}
         assert waiting <= known
 
-    three_nodes_that_wait(tmp_path, check)
+    three_nodes_that_wait(memory_path, check)

@@ -1,48 +1,45 @@
 """What a node takes up from its home, also when it rotted or was left half-way."""
 
 import hashlib
-import json
 import struct
 
 import pytest
 
 from p2prl import codec
-from p2prl.models.state import state_hash
+from p2prl.learner.publish import Folders, publish
 from p2prl.node.restore import SILENT_S, restore
 from p2prl.node.state import NodeState
 from p2prl.node.weights_loop import WeightsLoop
-from p2prl.records import Manifest, Version
-from p2prl.weights.pieces import blob_path
+from p2prl.records import DeltaBase, Version
+from p2prl.simulate.scripted_ports import write_version
+from tests import factories
 
 
 def weights(number: int) -> bytes:
-    """A safetensors file of one bf16 tensor."""
-    data = struct.pack("<4H", *[number] * 4)
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [4], "data_offsets": [0, len(data)]}}).encode()
-    return struct.pack("<Q", len(header)) + header + data
+    """What the policy is of: a version differs from the one before in one word."""
+    return struct.pack("<512H", *[number] * number, *[0] * (512 - number))
 
 
 def grow(state: NodeState, num_versions: int) -> list[bytes]:
-    """Versions with their weights in the home; the ids of their manifests."""
+    """Versions with their weights in the home, the first whole, the others deltas; the ids of their manifests."""
+    folders = Folders(state.home.states, state.home.blobs)
     parent, parent_id, ids = state.base, bytes(32), []
+    bases: tuple[DeltaBase, ...] = ()
     for number in range(1, num_versions + 1):
-        content = weights(number)
-        name = codec.content_hash(content)
-        path = blob_path(state.home.blobs, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        version = Version(1, number, state_hash(path))
+        made = publish(lambda path, number=number: write_version(path, weights(number)), folders, bases, False)
+        version = Version(1, number, made.hash)
         group = hashlib.sha256(b"%d" % number).digest()
-        manifest = Manifest(
-            version, parent, parent_id, state.me, "anchor", name, len(content), (name,), (group,), (0.5,), (8,),
-            number, 0.9, (), {}, 0.0,
-        )  # fmt: skip
+        manifest = factories.manifest(
+            number, version=version, parent=parent, parent_id=parent_id, contents=made.contents, group_ids=(group,)
+        )
         sealed = codec.seal(manifest, state.identity, state.swarm)
         parent, parent_id = version, codec.sealed_id(sealed)
+        bases = (DeltaBase(version, str(made.path)),)
         state.chain.add(parent_id, manifest)
         state.manifests[parent_id], state.sealed_manifests[parent_id] = manifest, sealed
         state.head_id = parent_id
         ids.append(parent_id)
+    state.weights.open()
     return ids
 
 
@@ -68,7 +65,7 @@ def test_weights_that_rotted_are_dropped_for_those_before(make_state, damage: st
     state = make_state()
     ids = grow(state, 3)
     keep(state, ids)
-    path = blob_path(state.home.blobs, state.manifests[ids[-1]].content_hash)
+    path = state.head_path
     content = path.read_bytes()
     if damage == "gone":
         path.unlink()

@@ -1,10 +1,11 @@
-"""How many batches are in work: two of short ones, one of long ones, none while the engine changes its version."""
+"""How many batches are in work: two of short ones, one of long ones; a new head is loaded at once, also beside them."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
+from p2prl import codec
 from p2prl.buffer.store import Store
 from p2prl.clock import LoopClock
 from p2prl.config import NodeConfig
@@ -15,9 +16,10 @@ from p2prl.node.rollout_loop import GROUPS_PER_BATCH, RolloutLoop
 from p2prl.node.state import NodeState
 from p2prl.paths import Home
 from p2prl.recipe import find
-from p2prl.records import Version
+from p2prl.records import Group, Version
 from p2prl.rollout import messages
-from p2prl.rollout.scripted_engine import ScriptedEngine
+from p2prl.rollout.lottery import prompt_index
+from p2prl.rollout.scripted_engine import ScriptedEngine, stamped
 from p2prl.simulate.scenarios import Pace
 from p2prl.simulate.scripted_ports import ScriptedEnvironment
 from p2prl.swarm import election
@@ -37,8 +39,12 @@ class HeldEngine:
     def __init__(self, batch_s: float) -> None:
         self._engine, self._batch_s = ScriptedEngine(), batch_s
         self.queue: list[asyncio.Future[None]] = []
+        self.requests: list[messages.Generate] = []
+        self.refuse = False  # the next one, as if another version came while it waited
+        self.lose_first = False  # the next one's first prompt was not begun
         self.loads: list[int] = []  # batches in work at each change of version
         self.changed = asyncio.Condition()
+        self.adopted = asyncio.Event()
 
     async def start(self, setup: object, *, timeout_s: float = 0.0) -> messages.Ready:
         return messages.Ready("scripted")
@@ -46,18 +52,30 @@ class HeldEngine:
     async def request(self, make, *, timeout_s: float):
         request = make(0)
         if isinstance(request, messages.Load):
-            self.loads.append(len(self.queue))
             self._engine.load(Path(request.path), request.version)
+            await self._say(lambda: self.loads.append(len(self.queue)))
             return messages.Loaded(0, request.version)
+        loaded = self._engine.version
+        assert loaded is not None
+        if self.refuse or loaded != request.version:
+            self.refuse = False
+            return messages.Outdated(0, loaded)
+        drawn = self._engine.generate(request.prompts, request.num_answers, request.sampling, request.seed).completions
         held = asyncio.get_running_loop().create_future()
+        self.requests.append(request)
         await self._say(lambda: self.queue.append(held))
         await held
-        drawn = self._engine.generate(request.prompts, request.num_answers, request.sampling, request.seed)
-        assert self._engine.version is not None
-        return messages.Generated(0, tuple(map(tuple, drawn)), self._engine.version, 1, self._batch_s)
+        if self.lose_first:
+            self.lose_first, drawn[0] = False, []
+        completions, versions = stamped(drawn, loaded, self._engine.version or loaded)
+        return messages.Generated(0, tuple(map(tuple, completions)), versions, 1, self._batch_s)
 
     async def stop(self) -> None:
         return None
+
+    def load(self, version: Version) -> None:
+        """As a request would, but unseen."""
+        self._engine.load(Path(), version)
 
     async def _say(self, change) -> None:
         async with self.changed:
@@ -100,7 +118,7 @@ async def make_loop(tmp_path: Path, engine: HeldEngine, max_in_flight: int) -> t
         election=election.ElectionState(identity.peer_id, recipe.swarm_id), name="one", started_at=clock.unix(),
     )  # fmt: skip
     environment = ScriptedEnvironment(Pace(judge_s=0.0))
-    return RolloutLoop(state, environment, NoLearner(), engine, 1), state  # pyright: ignore[reportArgumentType]
+    return RolloutLoop(state, environment, NoLearner(), engine, 1, engine.adopted), state  # pyright: ignore[reportArgumentType]
 
 
 async def _end(running: asyncio.Task, state: NodeState) -> None:
@@ -151,18 +169,61 @@ async def test_long_batches_go_one_at_a_time(tmp_path: Path) -> None:
     await _end(running, state)
 
 
-async def test_the_engine_changes_version_only_while_no_batch_is_in_work(tmp_path: Path) -> None:
+def _groups(state: NodeState) -> list[Group]:
+    bodies = [state.store.body(row.id) for row in state.store.own_waiting()]
+    return [codec.unseal(body, Group, state.swarm).record for body in bodies if body is not None]
+
+
+async def _new_head(engine: HeldEngine, state: NodeState) -> None:
+    state.engine_version = Version(0, 9, bytes(32))  # so the head is another one
+    engine.adopted.set()
+
+
+async def test_a_new_head_is_loaded_beside_the_batches_in_work(tmp_path: Path) -> None:
     engine = HeldEngine(batch_s=0.005)
     loop, state = await make_loop(tmp_path, engine, max_in_flight=64)
     running = asyncio.create_task(loop.run())
     await _first_batch(engine)
     await engine.until(lambda: len(engine.queue) == 2)
-    state.engine_version = Version(0, 9, bytes(32))  # so the head is another one
+    await _new_head(engine, state)
+    await engine.until(lambda: len(engine.loads) == 2)
+    assert engine.loads == [0, 2]
+    await _until(lambda: state.engine_version == state.head)
+    await _end(running, state)
+
+
+async def test_answers_over_a_change_of_version_make_groups_that_name_both(tmp_path: Path) -> None:
+    engine = HeldEngine(batch_s=0.005)
+    loop, state = await make_loop(tmp_path, engine, max_in_flight=GROUPS_PER_BATCH)
+    running = asyncio.create_task(loop.run())
+    await engine.until(lambda: len(engine.queue) == 1)
+    later = Version(0, 1, bytes(32))
+    engine.load(later)
     await engine.answer()
+    await _until(lambda: state.num_waiting() == GROUPS_PER_BATCH)
+    groups = _groups(state)
+    assert {group.versions for group in groups} == {(state.base, later)}
+    for group in groups:
+        assert group.prompt_index == prompt_index(state.me, state.base, group.counter)
+        for trajectory in group.trajectories:
+            assert trajectory.completion.segments[0].version == 0
+    await _end(running, state)
+
+
+async def test_what_the_engine_did_not_begin_is_drawn_again_under_its_counter(tmp_path: Path) -> None:
+    engine = HeldEngine(batch_s=0.005)
+    loop, state = await make_loop(tmp_path, engine, max_in_flight=GROUPS_PER_BATCH)
+    engine.refuse = engine.lose_first = True
+    running = asyncio.create_task(loop.run())
+    await engine.until(lambda: len(engine.queue) == 1)
     await engine.answer()
-    await engine.until(lambda: len(engine.queue) == 2)
-    assert engine.loads == [0, 0]
-    assert state.engine_version == state.head
+    await engine.until(lambda: len(engine.queue) == 1)
+    assert [len(request.prompts) for request in engine.requests] == [GROUPS_PER_BATCH, 1]
+    assert engine.requests[1].prompts == engine.requests[0].prompts[:1]
+    await engine.answer()
+    await _until(lambda: state.num_waiting() == GROUPS_PER_BATCH)
+    counters = [group.counter for group in _groups(state)]
+    assert len(set(counters)) == max(counters) - min(counters) + 1 == GROUPS_PER_BATCH
     await _end(running, state)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from p2prl.errors import StoreError, Unreachable
 from p2prl.node.state import NodeState
-from p2prl.node.unplaced import ATTEMPTS, MAX_GROUPS, MAX_VERSIONS, Unplaced
+from p2prl.node.unplaced import ATTEMPTS, MAX_GROUPS, MAX_HELD, MAX_VERSIONS, Unplaced
 from p2prl.records import Version
 
 
@@ -96,5 +96,19 @@ def test_what_is_held_is_bounded_and_our_own_groups_are_not(virtual_time) -> Non
         held = [waiting.hold(group_id(1000 + n), "m", "m", b"", version(2 + n)) for n in range(MAX_VERSIONS)]
         assert held == [True] * (MAX_VERSIONS - 1) + [False]
         await waiting.stop()
+
+    virtual_time.run(program())
+
+
+def test_a_group_of_several_unknown_versions_is_held_for_some_of_them(virtual_time) -> None:
+    async def program() -> None:
+        asked = Asked()
+        waiting, arrived, _ = unplaced(asked)
+        held = []
+        for number in range(MAX_HELD + 1):
+            held.append(waiting.hold(group_id(1), "holder", "maker", b"one", version(number)))
+            if held[-1]:
+                assert await arrived.get() == ("holder", b"one")
+        assert held == [True] * MAX_HELD + [False]
 
     virtual_time.run(program())

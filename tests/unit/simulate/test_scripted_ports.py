@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import async_solipsism
+import msgspec
 import pytest
 from blake3 import blake3
 
@@ -11,14 +12,22 @@ from p2prl.errors import P2prlError
 from p2prl.learner import messages as learning
 from p2prl.models.state import state_hash
 from p2prl.node.children import ChildDied
-from p2prl.records import StepInput, Version
+from p2prl.records import DeltaBase, StepInput, StepReport, Version
 from p2prl.rollout import messages as drawing
 from p2prl.simulate.scenarios import Pace
-from p2prl.simulate.scripted_ports import EngineScript, LearnerScript, ScriptedChild, ScriptedEnvironment
+from p2prl.simulate.scripted_ports import (
+    WEIGHTS_BYTES,
+    EngineScript,
+    LearnerScript,
+    ScriptedChild,
+    ScriptedEnvironment,
+)
+from p2prl.weights import delta
+from p2prl.weights.store import path_of
 from tests.factories import group, sealed
 
 BASE = Version(0, 0, bytes(32))
-SETUP = learning.Setup("{}", "", "", "", 1)
+SETUP = learning.Setup("{}", "", "", "", "", 1)
 
 
 @pytest.fixture
@@ -28,7 +37,14 @@ def virtual_time():
 
 
 def learner(folder: Path) -> LearnerScript:
-    return LearnerScript(learning.Setup("{}", "", str(folder), "", 1), Pace(), BASE)
+    folders = [str(folder / name) for name in ("states", "blobs")]
+    return LearnerScript(learning.Setup("{}", "", *folders, "", 1), Pace(), BASE)
+
+
+def trained(script: LearnerScript, given: StepInput) -> StepReport:
+    reply = script.answer(learning.Train(1, given))
+    assert isinstance(reply, learning.Trained)
+    return reply.report
 
 
 def step(*counters: int, parent: Version = BASE, term: int = 1) -> StepInput:
@@ -38,16 +54,31 @@ def step(*counters: int, parent: Version = BASE, term: int = 1) -> StepInput:
 
 
 def test_a_version_follows_from_parent_term_and_groups_and_its_file_is_whole(tmp_path: Path) -> None:
-    one, again = (learner(tmp_path / name).answer(learning.Train(1, step(1, 2))).report for name in ("a", "b"))
-    assert (one.version, one.content_hash) == (again.version, again.content_hash)
+    one, again = (trained(learner(tmp_path / name), step(1, 2)) for name in ("a", "b"))
+    assert (one.version, one.contents) == (again.version, again.contents)
     path = Path(one.path)
     assert state_hash(path) == one.version.hash
-    assert blake3(path.read_bytes()).digest() == one.content_hash == one.pieces[0]
-    assert (one.version.term, one.version.step, one.content_bytes) == (1, 1, path.stat().st_size)
+    (anchor,) = one.contents
+    assert (anchor.kind, anchor.base, anchor.content_hash) == ("anchor", None, blake3(path.read_bytes()).digest())
+    assert (one.version.term, one.version.step, anchor.content_bytes) == (1, 1, path.stat().st_size)
     others = (step(1), step(1, 2, term=2))
-    assert all(
-        learner(tmp_path / "c").answer(learning.Train(1, s)).report.version.hash != one.version.hash for s in others
+    assert all(trained(learner(tmp_path / "c"), s).version.hash != one.version.hash for s in others)
+
+
+def test_a_version_is_a_small_delta_from_what_the_learner_follows(tmp_path: Path) -> None:
+    first = trained(learner(tmp_path / "a"), step(1))
+    script = learner(tmp_path / "b")
+    script.answer(learning.Follow(1, first.path, first.version))
+    onward = msgspec.structs.replace(
+        step(2, parent=first.version), bases=(DeltaBase(first.version, first.path),), anchor=False
     )
+    report = trained(script, onward)
+    (way,) = report.contents
+    assert (way.kind, way.base) == ("delta", first.version)
+    assert way.content_bytes < 0.05 * WEIGHTS_BYTES
+    delta_path = path_of(tmp_path / "b" / "blobs", way.content_hash)
+    delta.apply(Path(first.path), [delta_path], tmp_path / "made", expected=report.version.hash)
+    assert (tmp_path / "made").read_bytes() == Path(report.path).read_bytes()
 
 
 def test_a_learner_refuses_a_step_on_what_it_does_not_hold(tmp_path: Path) -> None:
@@ -73,9 +104,9 @@ def test_an_engine_answers_under_the_version_it_loaded(virtual_time) -> None:
         (prompt,) = await environment.prompts([7])
         sampling = group().sampling
         drawn = await child.request(
-            lambda number: drawing.Generate(number, (prompt.token_ids,), 8, sampling, 1), timeout_s=9
+            lambda number: drawing.Generate(number, BASE, (prompt.token_ids,), 8, sampling, 1), timeout_s=9
         )
-        assert drawn.version == BASE
+        assert drawn.versions == (BASE,)
         assert len(drawn.completions[0]) == 8
         assert drawn.num_tokens == sum(len(answer.token_ids) for answer in drawn.completions[0])
 

@@ -146,7 +146,7 @@ def test_a_leader_whose_branch_lost_goes_on_under_the_same_mandate(seed: int) ->
 def test_a_learner_that_follows_slowly_is_never_asked_for_a_step_on_what_it_does_not_hold(seed: int) -> None:
     events = (Kill(12.0, LEADER), Restart(16.0, LAST), Partition(18.0, (1, 2, 3)), Heal(26.0))
     pace, learning = Pace(generate_s=1.0, follow_s=1.5, step_s=0.5), Learning(groups_per_step=4, longest_wait_s=2.0)
-    trace = run(Scenario(7, 40.0, seed, LOSSY, events, pace, learning), async_solipsism.EventLoop)
+    trace = run(Scenario(7, 50.0, seed, LOSSY, events, pace, learning), async_solipsism.EventLoop)
     assert broken(trace) == ()
 
 
@@ -178,7 +178,7 @@ def test_the_trace_does_not_depend_on_this_process() -> None:
         "import async_solipsism\n"
         "from p2prl.simulate.scenarios import Kill, LEADER, Restart, LAST, Scenario\n"
         "from p2prl.simulate.swarm import run\n"
-        "scenario = Scenario(6, 20.0, 3, events=(Kill(10.0, LEADER), Restart(14.0, LAST)))\n"
+        "scenario = Scenario(6, 26.0, 3, events=(Kill(10.0, LEADER), Restart(14.0, LAST)))\n"
         "trace = run(scenario, async_solipsism.EventLoop)\n"
         "print(len(trace.chain), trace.digest)"
     )

@@ -11,6 +11,7 @@ from p2prl.clock import LoopClock
 from p2prl.errors import PeerError
 from p2prl.swarm.memory_transport import Conditions, MemoryNetwork
 from p2prl.swarm.metered_transport import MESSAGES, REQUESTS, MeteredTransport
+from p2prl.swarm.transport import MAX_ITEM_BYTES
 
 QUICK = Conditions(latency_s=0.001, jitter_s=0.0)
 
@@ -66,19 +67,114 @@ def test_a_peer_over_its_share_is_refused_and_shown_and_others_are_served():
     virtual(program)
 
 
+async def small(peer: str, body: bytes) -> AsyncIterator[bytes]:
+    """Items that are short beside the caps of these tests."""
+    for _ in range(body[0] * 10):
+        yield bytes(10**5)
+
+
+class Moved:
+    """When how many bytes came to us."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[float, int]] = []
+
+    async def drain(self, node: MeteredTransport, peer: str, number: int) -> None:
+        async for item in node.stream(peer, "load", bytes([number]), max_bytes=2**30):
+            self.items.append((now(), len(item)))
+
+    def between(self, start: float, end: float) -> int:
+        return sum(num_bytes for at, num_bytes in self.items if start <= at < end)
+
+    def windows(self, seconds: float) -> list[int]:
+        """Bytes in every window that begins at an item and ends before the last one."""
+        starts = [at for at, _ in self.items if at + seconds <= self.items[-1][0]]
+        return [self.between(start, start + seconds) for start in starts[:: max(1, len(starts) // 100)]]
+
+
 @pytest.mark.parametrize("side", ["up", "down"])
-def test_streams_keep_to_the_cap_and_follow_its_change(side: str):
+@pytest.mark.parametrize("num_streams", [1, 6])
+def test_any_five_seconds_are_within_5_percent_of_the_cap(side: str, num_streams: int):
     async def program():
         a, b = await swarm("a", "b", **{side: 10.0e6})
-        a.serve_stream("load", megabytes)
-        started = now()
-        assert await drain(b, "a", 110) == 110 * 10**6
-        assert (now() - started) == pytest.approx(10.0, rel=0.05), "10 MB at once, the rest at the rate"
+        a.serve_stream("load", small)
+        moved = Moved()
+        await asyncio.gather(*(moved.drain(b, "a", 150 // num_streams) for _ in range(num_streams)))
+        windows = moved.windows(5.0)
+        assert len(windows) > 50
+        assert min(windows) >= 0.95 * 50e6 and max(windows) <= 1.05 * 50e6
+
+    virtual(program)
+
+
+@pytest.mark.parametrize("side", ["up", "down"])
+def test_a_cap_is_changed_while_streams_run(side: str):
+    async def program():
+        a, b = await swarm("a", "b", **{side: 10.0e6})
+        a.serve_stream("load", small)
+        moved = Moved()
+        draining = asyncio.gather(*(moved.drain(b, "a", 100) for _ in range(2)))
+        limited = a if side == "up" else b
+        began = now()
+        await asyncio.sleep(5.0)
+        limited.set_rates(*((2.0e6, None) if side == "up" else (None, 2.0e6)))
+        await asyncio.sleep(5.0)
+        limited.set_rates(None, None)
+        await draining
+        assert moved.between(began, began + 5.0) == pytest.approx(50e6, rel=0.05)
+        assert moved.between(began + 5.0, began + 10.0) == pytest.approx(10e6, rel=0.05)
+        assert now() - began < 15.0, "without a cap the rest takes no time"
+
+    virtual(program)
+
+
+@pytest.mark.parametrize("up", [10.0e6, None])
+@pytest.mark.parametrize("num_streams", [1, 4, 8])
+def test_of_two_that_pull_neither_gets_under_40_percent(up: float | None, num_streams: int):
+    async def program():
+        a, one, many = await swarm("a", "one", "many", up=up)
+        a.serve_stream("load", small)
+        of_one, of_many = Moved(), Moved()
+        streams = [of_one.drain(one, "a", 200), *(of_many.drain(many, "a", 200) for _ in range(num_streams))]
+        pulling = [asyncio.create_task(stream) for stream in streams]
+        began = now()
+        await asyncio.sleep(10.0 if up else 0.5)
+        for task in pulling:
+            task.cancel()
+        await asyncio.wait(pulling)
+        mine, theirs = of_one.between(began, now()), of_many.between(began, now())
+        assert mine > 10**7 and 0.4 <= mine / (mine + theirs) <= 0.6
+
+    virtual(program)
+
+
+def test_small_calls_wait_for_no_cap():
+    async def program():
+        a, b = await swarm("a", "b", up=1.0e6, down=1.0e6)
         for node in (a, b):
-            node.set_rates(None, None)
-        started = now()
-        await drain(b, "a", 100)
-        assert now() - started < 1.0
+            node.serve("echo", echo)
+            node.serve_stream("load", small)
+        pulls = [asyncio.create_task(drain(b, "a", 20)) for _ in range(4)]
+        await asyncio.sleep(3.0)
+        for _ in range(20):
+            began = now()
+            await b.call("a", "echo", b"alive?")
+            assert now() - began < 0.01
+        for pull in pulls:
+            pull.cancel()
+        await asyncio.wait(pulls)
+
+    virtual(program)
+
+
+def test_items_are_short_under_a_cap():
+    async def program():
+        (a,) = await swarm("a")
+        assert a.up_item_bytes() == a.down_item_bytes() == MAX_ITEM_BYTES
+        a.set_rates(1.0e6, 1.0e6)
+        assert (a.up_item_bytes(), a.down_item_bytes()) == (50_000, 20_000)
+        a.set_rates(1.0e3, 1.0e3)
+        assert a.up_item_bytes() == a.down_item_bytes() == 4096, "not shorter than is worth sending"
 
     virtual(program)
 

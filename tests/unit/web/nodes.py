@@ -40,7 +40,9 @@ def status(**over: object) -> s.Status:
         ),
         "state": s.StateStatus(now="working"),
         "policy": s.PolicyStatus(version="1.41.cafecafe", step=41, behind=1, staleness_p50=1.0, staleness_p95=3.0),
-        "rates": s.RateStatus(rollout_tokens_per_s=1840.0, up_bytes_per_s=1.2e6, down_bytes_per_s=3.4e6),
+        "rates": s.RateStatus(
+            rollout_tokens_per_s=1840.0, up_bytes_per_s=1.2e6, down_bytes_per_s=3.4e6, up_cap_bytes_per_s=2e6
+        ),
         "given": s.GivenStatus(
             groups=1204, admitted=1150, refused={"stale": 4}, waiting=50, tokens=31000, sent_bytes=740000
         ),
@@ -61,6 +63,7 @@ class Node:
         for step in range(60):
             names = ("reward", "eval_reward", "version", "tokens_per_s", "staleness_p50", "staleness_p95")
             row = {name: 0.5 + step / 200 for name in names} | {"loss": 0.1, "ess_ratio": 0.9, "lr_multiplier": 0.8}
+            row |= {"up_bytes_per_s": 1.2e6 + 1e4 * step, "down_bytes_per_s": 3.4e6 - 2e4 * step}
             self.numbers.record(STARTED_AT + step * 10, row)
 
     def stop(self, timeout_s: float) -> None:
@@ -70,10 +73,54 @@ class Node:
     def peers(self) -> list[s.PeerRow]:
         return [
             s.PeerRow(
-                peer_id=PEER, name=HOSTILE, role="full", rtt_s=0.023, version="1.42.deadbeef", groups=812, leader=True
+                peer_id=PEER,
+                name=HOSTILE,
+                role="full",
+                rtt_s=0.023,
+                version="1.42.deadbeef",
+                step=42,
+                groups=812,
+                leader=True,
             ),
-            s.PeerRow(peer_id=PEER[::-1], name="amber-fox", role="rollout", path="relay", seen_s=8.0, groups=900),
+            s.PeerRow(
+                peer_id=PEER[::-1],
+                name="amber-fox",
+                role="rollout",
+                path="relay",
+                seen_s=8.0,
+                groups=900,
+                version="1.39.cafecafe",
+                step=39,
+                received_bytes=4_000_000,
+                sent_bytes=1_200_000,
+            ),
         ]
+
+    def weights(self) -> s.WeightsReport:
+        """Two anchors and the deltas between them, as a node keeps them."""
+        rows = []
+        for step in range(42, 29, -1):
+            anchor = s.WayRow(kind="anchor", num_bytes=269_060_520, held=True)
+            ways = [s.WayRow(kind="delta", base_step=step - 1, num_bytes=1_010_000 + 3000 * step, held=step > 31)]
+            ways += [anchor] if step in (32, 40) else []
+            has_state = step in (32, 40, 42)
+            rows.append(
+                s.VersionRow(
+                    step=step,
+                    version=f"1.{step}.deadbeef",
+                    published_at=STARTED_AT + 60 * step,
+                    ways=tuple(ways),
+                    state_bytes=269_060_520 if has_state else 0,
+                    held_bytes=(269_060_520 if has_state else 0) + (ways[0].num_bytes if step > 31 else 0),
+                    kept="newest" if step == 42 else "anchor" if has_state else "within max age" if step > 31 else "",
+                    holders=(PEER,) if step == 42 else (PEER[::-1],) if step == 39 else (),
+                )
+            )
+        held_bytes = sum(row.held_bytes for row in rows)
+        return s.WeightsReport(
+            head="1.42.deadbeef", full_bytes=269_060_520, held_bytes=held_bytes, budget_bytes=10**10, newest=1,
+            num_peers=2, versions=tuple(rows),
+        )  # fmt: skip
 
     def series(self, names: tuple[str, ...], since_s: float, points: int) -> dict[str, list[float | None]]:
         return self.numbers.columns(names, 0.0, points)

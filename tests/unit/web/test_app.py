@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from p2prl.errors import ConfigError, PreflightFailed
 from p2prl.events import Ring
-from p2prl.status import PeerRow, Status
+from p2prl.status import PeerRow, Status, WeightsReport
 from p2prl.web.app import MAX_BODY_BYTES, STATIC
 from p2prl.web.login import CODE_S, Logins, ensure_token
 from p2prl.web.server import listen, port_of
@@ -19,7 +19,7 @@ from p2prl.web.stream import MAX_STREAMS
 from tests.unit.web.nodes import HOSTILE, TOKEN, Served, served
 
 TOKEN_HEADER = {"Authorization": f"Bearer {TOKEN}"}
-READS = ["status", "peers", "series?name=reward", "steps", "logs", "config", "recipe", "doctor"]
+READS = ["status", "peers", "weights", "series?name=reward", "steps", "logs", "config", "recipe", "doctor"]
 
 
 def client(node: Served) -> httpx2.AsyncClient:
@@ -35,6 +35,8 @@ async def test_every_read_answers_json_and_the_types_fit() -> None:
         assert msgspec.json.decode((await http.get("/api/v1/status")).content, type=Status) == node.node.status
         rows = msgspec.json.decode((await http.get("/api/v1/peers")).content, type=list[PeerRow])
         assert rows[0].name == HOSTILE
+        report = msgspec.json.decode((await http.get("/api/v1/weights")).content, type=WeightsReport)
+        assert report == node.node.weights()
 
 
 @pytest.mark.parametrize(("path", "status"), [

@@ -77,6 +77,22 @@ async def test_every_page_works_under_the_policy_with_hostile_names(page: Page) 
         await expect(page.locator("section.scroll tbody tr").first).to_contain_text("1.42.deadbeef", timeout=SLOW_MS)
         await expect(page.locator(".plot canvas")).to_have_count(8, timeout=SLOW_MS)
 
+        await page.click("nav a[href='#weights']")
+        await expect(page.locator("#versions tbody tr")).to_have_count(13, timeout=SLOW_MS)
+        newest = page.locator("#versions tbody tr").first
+        await expect(newest).to_contain_text("delta from 41: 1.1 MB, 0.42 %")
+        await expect(newest).to_contain_text("state and delta")
+        await expect(newest.locator("td.text")).to_have_text(HOSTILE)
+        await expect(page.locator("#versions tbody tr").nth(2)).to_contain_text("anchor: 269.1 MB, 100 %")
+        await expect(page.locator("#versions tbody tr").last).to_contain_text("(not here)")
+        await expect(page.locator("#holders tbody tr").last).to_contain_text("amber-fox")
+        await expect(page.locator("#holders tbody tr").last.locator("td").nth(3)).to_have_text("3")
+        await expect(page.locator("main")).to_contain_text("1.2 MB/s of 2.0 MB/s")
+        await expect(page.locator("main")).to_contain_text("3.4 MB/s, no cap")
+        await expect(page.locator("meter").first).to_have_attribute("value", "1200000")
+        await expect(page.locator(".plot canvas")).to_have_count(2, timeout=SLOW_MS)
+        assert await page.locator("main img").count() == 0
+
         await page.click("nav a[href='#logs']")
         await expect(page.locator(".log li")).to_have_count(2, timeout=SLOW_MS)
         await expect(page.locator(".log li").last).to_contain_text("<img src=x")

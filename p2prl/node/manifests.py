@@ -1,0 +1,152 @@
+"""Manifests between nodes: asked for back to one that we know, checked, kept, served.
+
+In: manifests of peers and our own. Out: the chain, `NodeState.manifests`, the store.
+
+Invariants: what is kept is signed, allowed by the recipe, mandated where a term begins, and its sizes are sane. In memory
+is the part of the chain that plans and the page need; older ones are in the store, and side branches that are too old to
+win are forgotten. Nobody who drips keeps us: all has a deadline.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+
+from p2prl import codec
+from p2prl.errors import BadRecord, PeerError, Unreachable
+from p2prl.node.state import NodeState
+from p2prl.records import Manifest, Version, Wire
+from p2prl.swarm.mandate import check_mandate
+from p2prl.weights import chain
+
+MAX_MANIFESTS = 4096  # in one stream; a longer chain takes several
+MAX_MANIFEST_BYTES = 256 * 2**20  # of one chain
+MANIFESTS_S = 300.0  # for the manifests of one peer
+YIELD_EVERY = 32
+VERSION_SLACK_BYTES = 2**20
+SETTLED = 64  # versions whose marks are written again after a failure
+MOST_IN_MEMORY = 1024  # of one chain, whatever its learner publishes
+
+
+class ManifestsRequest(Wire, frozen=True):
+    """Newest first from `head` down to any of `known`."""
+
+    head: bytes
+    known: tuple[bytes, ...]
+    version: Version | None = None  # given where only the version of the head is known
+
+
+class ManifestExchange:
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        base = state.base_path
+        # All versions are of one architecture; what claims to be much larger is not fetched.
+        self._most_bytes = 2 * base.stat().st_size + VERSION_SLACK_BYTES if base.exists() else chain.MAX_VERSION_BYTES
+        state.transport.serve_stream("manifests", self._serve)
+
+    async def fetch(self, head: bytes, peers: tuple[str, ...]) -> None:
+        """Manifests from `head` back to one that we know, checked and added oldest first."""
+        state = self._state
+        await self._fetch(ManifestsRequest(head, self._known()), peers, lambda: head in state.chain)
+
+    async def learn(self, peers: tuple[str, ...], version: Version) -> None:
+        """The manifests that lead to a version that somebody drew under, from whoever has them. Raises PeerError."""
+        known = self._state.chain
+        if known.find(version) is None:
+            request = ManifestsRequest(codec.ZERO_HASH, self._known(), version)
+            await self._fetch(request, peers, lambda: known.find(version) is not None)
+
+    def _known(self) -> tuple[bytes, ...]:
+        return tuple(dict.fromkeys([self._state.head_id, *list(self._state.manifests)[-64:]]))
+
+    async def _fetch(self, request: ManifestsRequest, peers: tuple[str, ...], done: Callable[[], bool]) -> None:
+        failure: PeerError = Unreachable("nobody gives the manifests of the head")
+        for peer in dict.fromkeys(peers):
+            try:
+                found = await asyncio.wait_for(self._take(peer, request), MANIFESTS_S)
+                for number, (data, sealed) in enumerate(reversed(found)):
+                    if number % YIELD_EVERY == 0:
+                        await asyncio.sleep(0)  # thousands, where a node joins late
+                    self.keep(sealed.id, sealed.record, data)
+                if done():
+                    return
+            except TimeoutError:
+                failure = Unreachable(f"the manifests did not come within {MANIFESTS_S:.0f} s", peer=peer)
+            except PeerError as error:
+                failure = error
+        raise failure
+
+    async def _take(self, peer: str, request: ManifestsRequest) -> list[tuple[bytes, codec.Sealed[Manifest]]]:
+        """Newest first down to one whose parent we know, or to where `peer` has no more."""
+        state, left = self._state, MAX_MANIFEST_BYTES
+        found: list[tuple[bytes, codec.Sealed[Manifest]]] = []
+        while True:
+            num_before = len(found)
+            async for item in state.transport.stream(peer, "manifests", codec.encode(request), max_bytes=left):
+                sealed = codec.unseal(item, Manifest, state.swarm, owner=lambda manifest: manifest.learner)
+                if found and found[-1][1].record.parent_id != sealed.id:
+                    raise BadRecord("a manifest that is not the parent of the one before", peer=peer)
+                found.append((item, sealed))
+                left -= len(item)
+                if len(found) - num_before > MAX_MANIFESTS:
+                    raise BadRecord("more manifests than the limit", peer=peer)
+            if len(found) - num_before < MAX_MANIFESTS or found[-1][1].record.parent_id in state.chain:
+                return found
+            request = ManifestsRequest(found[-1][1].record.parent_id, request.known)
+
+    def keep(self, manifest_id: bytes, manifest: Manifest, data: bytes) -> None:
+        """Add a verified manifest to the chain and the store."""
+        state = self._state
+        chain.check(manifest, self._most_bytes)
+        allowed = state.recipe.learner.learners
+        if allowed and manifest.learner not in allowed:
+            raise BadRecord("the recipe does not let this peer publish", peer=manifest.learner)
+        parent = state.chain.link(manifest.parent_id) if manifest.parent_id in state.chain else None
+        if parent is None or (parent.version.term, parent.learner) != (manifest.version.term, manifest.learner):
+            check_mandate(manifest, state.swarm)
+        if state.chain.add(manifest_id, manifest):
+            state.manifests[manifest_id] = manifest
+            state.sealed_manifests[manifest_id] = data
+            term = manifest.version.term
+            if term > max((known for known, _ in state.term_changes), default=0):
+                state.term_changes = [*state.term_changes[-99:], (term, state.clock.unix())]
+            state.store.save_manifest(manifest_id, data, manifest.version.term, manifest.version.step)
+
+    def prune(self) -> None:
+        """Forget what the head's chain left behind. Not while a branch is followed: it might be among it."""
+        state = self._state
+        max_age = state.recipe.learner.max_age
+        dead = state.chain.prune(state.head_id, max_age + SETTLED)
+        state.store.forget_manifests(dead)
+        kept = _newest(state.line(), max_age)
+        for manifest_id in list(state.manifests):
+            gone = manifest_id not in state.chain
+            if gone or (manifest_id not in kept and state.chain.is_on_chain(state.head_id, manifest_id)):
+                del state.manifests[manifest_id]
+                state.sealed_manifests.pop(manifest_id, None)
+
+    async def _serve(self, peer: str, body: bytes) -> AsyncIterator[bytes]:
+        request = codec.decode(body, ManifestsRequest)
+        state = self._state
+        head = request.head if request.version is None else state.chain.find(request.version)
+        if head is None or head not in state.chain:
+            raise Unreachable("this node does not know that head")
+        known = set(request.known)
+        for manifest_id in tuple(islice(state.chain.ancestors(head), MAX_MANIFESTS)):  # pruned meanwhile, perhaps
+            if manifest_id in known or manifest_id == codec.ZERO_HASH:
+                return
+            sealed = state.sealed_manifest(manifest_id)
+            if sealed is None:
+                raise Unreachable("a manifest of that chain was lost here")
+            yield sealed
+
+
+def _newest(line: Iterator[tuple[bytes, Manifest]], max_age: int) -> set[bytes]:
+    """Back to the second newest anchor, and at least as far as ages and settling go."""
+    kept: set[bytes] = set()
+    num_anchors = 0
+    for manifest_id, manifest in line:
+        if len(kept) >= MOST_IN_MEMORY or (len(kept) > max_age + SETTLED and num_anchors >= chain.KEEP_ANCHORS):
+            break
+        kept.add(manifest_id)
+        num_anchors += chain.has_anchor(manifest)
+    return kept

@@ -1,0 +1,173 @@
+"""Who may have pieces of one content: who is asked when, who is left out, and for how long.
+
+In: peers that may hold it, their answers, their faults, monotonic seconds. Out: whom to ask now, who serves what. Pure;
+holds no clock.
+
+Invariants: at most `tracked` peers are watched, and as many again that others named; who fails is left alone longer each
+time; who served a wrong piece is never asked again; who is slow serves only what nobody else has. Both are remembered
+for the content beyond one attempt.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from p2prl.weights.messages import MAX_NAMED
+
+MAX_REMEMBERED = 64
+
+
+class HolderRules(msgspec.Struct, frozen=True):
+    tracked: int = 12
+    refresh_s: float = 1.0  # between two looks at what a peer has that doesn't have all
+    hungry_s: float = 0.3  # the same while nothing comes in
+    complete_s: float = 10.0  # the same of one that has all
+    pause_s: float = 0.5  # after a failure, doubled with each
+    longest_pause_s: float = 30.0
+    busy_s: float = 0.2  # until a busy holder is asked again for what it refused, doubled with each refusal
+    longest_busy_s: float = 1.0
+    slow_strikes: int = 2  # pieces that another had to take over, until it counts as slow
+    failures: int = 3  # in a row, until it counts as slow
+
+
+class Holder(msgspec.Struct):
+    peer: str
+    have: frozenset[int] | None = None  # None: it has not answered yet
+    is_corrupt: bool = False
+    num_slow: int = 0
+    num_failures: int = 0  # in a row
+    is_asked: bool = False
+    ask_at: float = 0.0
+    parked_until: float = 0.0
+    speed: float = 0.0  # bytes a second of one stream, 0 while unknown
+    refused: set[int] = msgspec.field(default_factory=set)  # pieces that it has, and was too busy for
+    refused_until: float = 0.0
+    refused_s: float = 0.0  # the last pause after a refusal
+
+
+class Remembered:
+    """What holders did wrong, by content: one for all transfers of a node."""
+
+    def __init__(self) -> None:
+        self._contents: OrderedDict[bytes, dict[str, Holder]] = OrderedDict()  # the oldest first
+
+    def of(self, content_hash: bytes) -> dict[str, Holder]:
+        """The holders of a content, as the last attempt left them."""
+        holders = self._contents.setdefault(content_hash, {})
+        self._contents.move_to_end(content_hash)
+        if len(self._contents) > MAX_REMEMBERED:
+            self._contents.popitem(last=False)
+        return holders
+
+    def forget(self, content_hash: bytes) -> None:
+        """It is here now."""
+        self._contents.pop(content_hash, None)
+
+
+class Holders:
+    """The holders of one content, by peer. `me` is never asked."""
+
+    def __init__(self, me: str, num_pieces: int, known: dict[str, Holder], rules: HolderRules) -> None:
+        self._me, self._num_pieces, self._rules = me, num_pieces, rules
+        self._known = known
+        for holder in known.values():  # of the last attempt: only what they did wrong counts
+            known[holder.peer] = Holder(holder.peer, is_corrupt=holder.is_corrupt, num_slow=holder.num_slow)
+
+    def __getitem__(self, peer: str) -> Holder:
+        """Also of one that made room while a stream of it still ran: what it does then counts."""
+        return self._known.setdefault(peer, Holder(peer))
+
+    def offer(self, peers: Iterable[str], now: float, *, named: bool = False) -> None:
+        """Peers that may have it, the likeliest first; `named` by one that has. Useless ones make room."""
+        most = self._rules.tracked * (2 if named else 1)
+        for peer in peers:
+            holder = self._known.get(peer)
+            if holder is not None:
+                if named and not holder.is_asked:
+                    holder.ask_at = min(holder.ask_at, max(now, holder.parked_until))
+                continue
+            if peer == self._me:
+                continue
+            if len(self._watched()) >= most and not self._drop_one(now):
+                return
+            self._known[peer] = Holder(peer)
+
+    def to_ask(self, now: float) -> list[str]:
+        """Whom to ask now what it has; they count as asked until they answered or failed."""
+        due = [h for h in self._watched() if not h.is_asked and h.ask_at <= now and h.parked_until <= now]
+        for holder in due:
+            holder.is_asked = True
+        return [holder.peer for holder in due]
+
+    def answered(self, peer: str, have: frozenset[int], now: float, *, hungry: bool) -> None:
+        holder, rules = self[peer], self._rules
+        holder.is_asked, holder.have = False, have
+        every_s = rules.hungry_s if hungry else rules.refresh_s
+        holder.ask_at = now + (rules.complete_s if len(have) == self._num_pieces else every_s)
+
+    def failed(self, peer: str, now: float) -> None:
+        """It did not answer, or its stream broke."""
+        holder, rules = self[peer], self._rules
+        holder.is_asked = False
+        holder.num_failures += 1
+        pause_s = min(rules.pause_s * 2 ** (holder.num_failures - 1), rules.longest_pause_s)
+        holder.parked_until = max(holder.parked_until, now + pause_s)
+        holder.ask_at = holder.parked_until
+
+    def busy(self, peer: str, index: int, now: float) -> None:
+        """It has the piece, but not for us now; all that it refuses is asked for again together."""
+        holder, rules = self[peer], self._rules
+        holder.refused.add(index)
+        if holder.refused_until <= now:
+            holder.refused_s = min(max(2 * holder.refused_s, rules.busy_s), rules.longest_busy_s)
+            holder.refused_until = now + holder.refused_s
+
+    def gave(self, peer: str, index: int) -> None:
+        """A right piece."""
+        holder = self[peer]
+        holder.num_failures, holder.refused_s = 0, 0.0
+        holder.refused.discard(index)
+
+    def usable(self, now: float) -> list[Holder]:
+        """Those that serve something, the good ones before the slow ones."""
+        serving = [h for h in self._watched() if h.have and h.parked_until <= now]
+        return sorted(serving, key=self.is_slow)
+
+    def is_slow(self, holder: Holder) -> bool:
+        rules = self._rules
+        return holder.num_slow >= rules.slow_strikes or holder.num_failures >= rules.failures
+
+    def free(self, holder: Holder, pieces: Collection[int], now: float) -> set[int]:
+        """Those of `pieces` that it gives us now."""
+        assert holder.have is not None
+        found = holder.have.intersection(pieces)
+        return set(found - holder.refused if holder.refused_until > now else found)
+
+    def useless_for(self, pieces: Collection[int]) -> Sequence[str]:
+        """Peers that gave us none of these: they failed, or have none of them."""
+        useless = [
+            h.peer
+            for h in self._known.values()
+            if h.is_corrupt or self.is_slow(h) or h.num_failures or (h.have is not None and h.have.isdisjoint(pieces))
+        ]
+        return useless[-MAX_NAMED:]
+
+    def any_asked(self) -> bool:
+        """Somebody may still answer."""
+        return any(holder.is_asked for holder in self._known.values())
+
+    def all_failed(self, times: int) -> bool:
+        """Nobody is left who didn't fail so often in a row or serve something false."""
+        return all(h.is_corrupt or (h.num_failures >= times and not h.is_asked) for h in self._known.values())
+
+    def _watched(self) -> list[Holder]:
+        return [holder for holder in self._known.values() if not holder.is_corrupt]
+
+    def _drop_one(self, now: float) -> bool:
+        for holder in self._watched():
+            is_useless = holder.num_failures > 1 or holder.have == frozenset()
+            if is_useless and not holder.is_asked and not holder.num_slow and holder.ask_at <= now:
+                del self._known[holder.peer]
+                return True
+        return False

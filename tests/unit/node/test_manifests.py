@@ -1,0 +1,142 @@
+"""What of the chain stays in memory, what is forgotten, what others still get from us."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from p2prl import codec
+from p2prl.errors import BadRecord, Unreachable
+from p2prl.node import manifests
+from p2prl.node.manifests import SETTLED, ManifestExchange, ManifestsRequest
+from p2prl.node.state import NodeState
+from p2prl.records import Content, Manifest, Version
+from tests import factories
+
+
+def grow(state: NodeState, num: int, *, parent: bytes = bytes(32), salt: str = "", anchors: range = range(0)):
+    """A branch of the chain, in memory and in the store; the ids."""
+    ids = []
+    for _ in range(num):
+        before = state.chain.link(parent)
+        step = before.version.step + 1
+        digest = codec.content_hash(f"{salt} {step}".encode())
+        plain = factories.manifest(step, group_ids=(digest,), group_rewards=(0.5,), group_answers=(2,))
+        version = Version(1, step, digest)
+        contents = (Content("delta", before.version, digest, 10, (digest,)),)
+        contents += (factories.anchor(step),) if step in anchors else ()
+        made = msgspec.structs.replace(
+            plain, version=version, parent=before.version, parent_id=parent, contents=contents, num_groups=step
+        )
+        sealed = codec.seal(made, state.identity, state.swarm)
+        parent = codec.sealed_id(sealed)
+        state.chain.add(parent, made)
+        state.manifests[parent], state.sealed_manifests[parent] = made, sealed
+        state.store.save_manifest(parent, sealed, 1, step)
+        ids.append(parent)
+    return ids
+
+
+def steps(found: dict[bytes, Manifest]) -> list[int]:
+    return sorted(manifest.version.step for manifest in found.values())
+
+
+@pytest.fixture
+def state(make_state: Callable[[], NodeState]) -> NodeState:
+    made = make_state()
+    learner = made.recipe.learner.model_copy(update={"max_age": 8})
+    made.recipe = made.recipe.model_copy(update={"learner": learner})
+    return made
+
+
+def test_the_newest_of_the_chain_are_in_memory_and_all_of_it_in_the_store(state: NodeState) -> None:
+    exchange = ManifestExchange(state)
+    ids = grow(state, 300, anchors=range(250, 300, 20))
+    state.head_id = ids[-1]
+    exchange.prune()
+    kept = 8 + SETTLED + 1
+    assert steps(state.manifests) == list(range(300 - kept + 1, 301))
+    assert state.sealed_manifests.keys() == state.manifests.keys()
+    assert len(state.store.manifests()) == 300
+    assert all(state.age_of(state.chain.link(ids[-1 - age]).version) == age for age in range(300))
+    assert [manifest.version.step for _, manifest in state.line()] == list(range(300, 300 - kept, -1))
+    assert state.sealed_manifest(ids[0]) is not None
+    exchange.prune()
+    assert len(state.manifests) == kept
+
+
+def test_memory_goes_back_to_the_anchors_but_never_without_bound(
+    state: NodeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = ManifestExchange(state)
+    ids = grow(state, 300, anchors=range(100, 300, 1000))
+    state.head_id = ids[-1]
+    monkeypatch.setattr(manifests, "MOST_IN_MEMORY", 250)
+    exchange.prune()
+    assert len(state.manifests) == 250
+
+
+def test_side_branches_that_are_too_old_to_win_are_forgotten(state: NodeState) -> None:
+    exchange = ManifestExchange(state)
+    ids = grow(state, 100)
+    old = grow(state, 20, parent=ids[4], salt="old")
+    young = grow(state, 5, parent=ids[94], salt="young")
+    state.head_id = ids[-1]
+    ages = {other: state.age_of(state.chain.link(other).version) for other in young}
+    forgotten = [state.chain.link(other).version for other in old]
+    exchange.prune()
+    assert all(other not in state.chain and other not in state.manifests for other in old)
+    assert all(state.store.manifest(other) is None for other in old)
+    assert all(state.age_of(version) is None for version in forgotten)
+    assert {other: state.age_of(state.chain.link(other).version) for other in young} == ages
+    assert all(other in state.manifests for other in young)
+    assert state.chain.best((*young, *ids)) == ids[-1]
+
+
+async def served(exchange: ManifestExchange, head: bytes, known: tuple[bytes, ...]) -> list[bytes]:
+    request = codec.encode(ManifestsRequest(head, known))
+    return [codec.sealed_id(item) async for item in exchange._serve("somebody", request)]
+
+
+async def test_a_late_joiner_gets_also_what_is_only_in_the_store(state: NodeState) -> None:
+    exchange = ManifestExchange(state)
+    ids = grow(state, 120, anchors=range(100, 120, 5))
+    state.head_id = ids[-1]
+    exchange.prune()
+    assert ids[0] not in state.manifests
+    assert await served(exchange, ids[-1], (bytes(32),)) == ids[::-1]
+    assert await served(exchange, ids[-1], (ids[50],)) == ids[:50:-1]
+    with pytest.raises(Unreachable, match="does not know that head"):
+        await served(exchange, b"\x01" * 32, ())
+    state.store.forget_manifests([ids[3]])
+    with pytest.raises(Unreachable, match="was lost here"):
+        await served(exchange, ids[-1], ())
+
+
+async def test_a_branch_forgotten_while_it_is_served_ends_quietly(state: NodeState) -> None:
+    exchange = ManifestExchange(state)
+    ids = grow(state, 100)
+    side = grow(state, 10, parent=ids[0], salt="side")
+    state.head_id = ids[-1]
+    items = exchange._serve("somebody", codec.encode(ManifestsRequest(side[-1], ())))
+    assert codec.sealed_id(await anext(items)) == side[-1]
+    exchange.prune()
+    with pytest.raises(Unreachable, match="was lost here"):
+        await asyncio.wait_for(anext(items), 5)
+
+
+def test_lies_about_sizes_are_refused_before_anything_is_kept(state: NodeState) -> None:
+    state.base_path.write_bytes(bytes(1000))
+    exchange = ManifestExchange(state)
+    (made,) = grow(state, 1)
+    manifest = state.manifests[made]
+    huge = msgspec.structs.replace(
+        manifest.contents[0], content_bytes=2**40 - 1, pieces=tuple(bytes(32) for _ in range(4))
+    )
+    fits = msgspec.structs.replace(manifest.contents[0], content_bytes=2**22 * 4, pieces=(bytes(32),) * 4)
+    for content in (huge, fits):
+        lying = msgspec.structs.replace(manifest, contents=(content,), version=Version(1, 1, b"\x07" * 32))
+        with pytest.raises(BadRecord, match="announces a content of"):
+            exchange.keep(b"\x07" * 32, lying, b"")
+    assert len(state.chain) == 2

@@ -1,0 +1,67 @@
+"""What the page and the command line show of weights."""
+
+from p2prl import codec
+from p2prl.node.snapshot import MAX_VERSIONS, make_status, weights_report
+from p2prl.node.state import NodeState
+from p2prl.node.supervisor import Supervisor
+from p2prl.records import Content, PeerInfo, Version
+from tests import factories
+
+
+def follow(state: NodeState, num: int, held: tuple[int, ...]) -> None:
+    """A chain of `num` versions of anchors whose states of `held` are here."""
+    before, parent = state.base, codec.ZERO_HASH
+    for step in range(1, num + 1):
+        version = Version(1, step, codec.content_hash(b"state %d" % step))
+        content = Content("anchor", None, codec.content_hash(b"content %d" % step), 1000, (bytes(32),))
+        made = factories.manifest(step, version=version, parent=before, parent_id=parent, contents=(content,))
+        parent, before = codec.content_hash(b"manifest %d" % step), version
+        state.chain.add(parent, made)
+        state.manifests[parent], state.head_id = made, parent
+        if step in held:
+            path = state.weights.state_path(version.hash)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(1000))
+    state.weights.look()
+
+
+def meet(state: NodeState, number: int, held: Version) -> str:
+    key = factories.identity(number)
+    info = PeerInfo(
+        peer_id=key.peer_id, boot_id=b"otherone", sequence=1, name="other", role="full", addresses=(), held=held,
+        can_learn=True, accelerator_bytes=0, software="", wire_schemas=(1,),
+    )  # fmt: skip
+    state.membership.record(info, state.now())
+    return key.peer_id
+
+
+def test_versions_with_what_is_here_and_who_has_them(make_state) -> None:
+    state = make_state()
+    state.base_path.write_bytes(bytes(3000))
+    follow(state, 40, (2, 38, 40))
+    ahead, behind = (
+        meet(state, 1, state.head),
+        meet(state, 2, state.manifests[state.chain.link(state.head_id).parent_id].version),
+    )
+    report = weights_report(state)
+    assert (report.head, report.full_bytes, report.held_bytes) == (str(state.head), 3000, 3000)
+    assert (report.newest, report.num_peers) == (1, 2)
+    first, second = report.versions[:2]
+    assert (first.step, first.state_bytes, first.kept, first.holders) == (40, 1000, "newest", (ahead,))
+    assert (second.step, second.state_bytes, second.kept, second.holders) == (39, 0, "", (behind,))
+    assert (first.ways[0].kind, first.ways[0].num_bytes, first.ways[0].held) == ("anchor", 1000, True)
+    assert [row.step for row in report.versions] == [*range(40, 40 - MAX_VERSIONS, -1), 2]  # all that is here comes
+
+
+def test_a_node_without_versions_has_a_report_too(make_state) -> None:
+    report = weights_report(make_state())
+    assert (report.versions, report.full_bytes, report.held_bytes) == ((), 0, 0)
+
+
+async def test_rates_are_shown_with_their_caps(make_state) -> None:
+    state = make_state()
+    supervisor = Supervisor(state.clock, lambda *_: None)
+    assert make_status(state, supervisor, "", {}).rates.up_cap_bytes_per_s is None
+    state.transport.set_rates(5e6, None)
+    rates = make_status(state, supervisor, "", {}).rates
+    assert (rates.up_cap_bytes_per_s, rates.down_cap_bytes_per_s) == (5e6, None)
