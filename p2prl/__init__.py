@@ -19,8 +19,8 @@ who leads      node/election_loop.py, swarm/election
 
 simulate/ runs these very loops, fifty nodes at a time, in virtual time.
 
-Rooms import only downwards: cli, bench and simulate, node, web, then rollout, buffer, learner, weights (which don't know each
-other), then environments, models, objectives, swarm (likewise), then codec, identity, recipe, config and the records.
+Rooms import only downwards: cli, bench and simulate, node, web, then rollout, buffer, learner (which don't know each
+other), weights, environments, models, objectives, swarm (likewise), then codec, identity, recipe, config and the records.
 """
 
 __version__ = "0.1.0"

@@ -20,7 +20,8 @@ RESERVED_ENV = {"P2PRL_HOME"}
 
 
 RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMG]i?)?B?(?:/s)?\s*")
-UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?\s*")
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def parse_rate(value: object) -> object:
@@ -33,7 +34,18 @@ def parse_rate(value: object) -> object:
     return float(found[1]) * UNITS[found[2] or ""]
 
 
+def parse_size(value: object) -> object:
+    """Bytes from "100GB", "500 MiB" or a number; anything else is pydantic's to refuse."""
+    if not isinstance(value, str):
+        return value
+    found = SIZE.fullmatch(value)
+    if found is None:
+        raise ValueError(f"{value!r} is no size: write it as 100GB")
+    return int(float(found[1]) * UNITS[found[2] or ""])
+
+
 Rate = Annotated[float, BeforeValidator(parse_rate), Field(ge=0, allow_inf_nan=False)]
+Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0, le=2**53)]
 
 
 class _Section(BaseModel):
@@ -68,10 +80,17 @@ class LimitsSection(_Section):
     """CPU threads of each child; 0: cores / children."""
 
 
+class RolloutSection(_Section):
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """auto: vLLM on a GPU where it is installed and fits, else transformers."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: float32 in transformers on a CPU, where it agrees best with the learner; else bfloat16."""
+
+
 class StorageSection(_Section):
     keep_checkpoints: Annotated[int, Field(ge=1, le=100)] = 3
-    keep_versions: Annotated[int, Field(ge=2, le=10000)] = 16
-    """Newest versions whose weights stay on disk."""
+    cache: Size = 100_000_000_000
+    """At most so much of versions on disk, as "100GB"; the newest stays, and what is in use."""
 
 
 class WebSection(_Section):
@@ -89,6 +108,7 @@ class NodeConfig(_Section):
     node: NodeSection = NodeSection()
     swarm: SwarmSection = SwarmSection()
     limits: LimitsSection = LimitsSection()
+    rollout: RolloutSection = RolloutSection()
     storage: StorageSection = StorageSection()
     web: WebSection = WebSection()
     log: LogSection = LogSection()

@@ -12,6 +12,7 @@
     |- EngineError              generation failed: out of memory, hang, bad weights
     |- LearnerError             training failed
     |  |- BatchError            answers or log-probs contradict themselves            (also a ValueError)
+    |- DeltaError               two states whose difference is no delta: their tensors differ
     |- StoreError               a file of ours is corrupt or the disk is full
     |- PeerError                caused by another peer: counted, attributed, never fatal
        |- Unreachable           no answer, dead connection, deadline passed
@@ -67,6 +68,10 @@ class LearnerError(P2prlError):
 
 class BatchError(LearnerError, ValueError):
     """What an objective was given contradicts itself or is not finite."""
+
+
+class DeltaError(P2prlError):
+    """Two states have other tensors: there is no delta between them."""
 
 
 class StoreError(P2prlError):

@@ -25,6 +25,7 @@ LOOPS = (
     "train",
     "weights",
 )
+WEIGHTS_FAILURES = ("unreachable", "truncated", "too_large", "bad_record", "other")
 STAGES = ("wait", "batch", "gradient", "optim", "publish")
 REFUSALS = (
     "bad_record",
@@ -162,10 +163,10 @@ class Metrics:
         self.last_train_step_timestamp = self._gauge("last_train_step_timestamp_seconds", "Last step made, unix time")
         self.weights_bytes = self._counter("weights_bytes", "Bytes of weights exchanged", {"direction": DIRECTIONS})
         self.weights_apply_duration = self._histogram(
-            "weights_apply_duration_seconds", "Time to load a version", SECONDS
+            "weights_apply_duration_seconds", "Time to make a version of its deltas", SECONDS
         )
-        reasons = {"reason": ("unreachable", "bad_hash", "bad_record", "other")}
-        self.weights_failures = self._counter("weights_failures", "Versions that could not be applied", reasons)
+        reasons = {"reason": WEIGHTS_FAILURES}
+        self.weights_failures = self._counter("weights_failures", "Ways to a version that failed", reasons)
 
     def _machine(self) -> None:
         self.loop_restarts = self._counter("loop_restarts", "Restarts of a loop", {"loop": LOOPS})
@@ -177,7 +178,7 @@ class Metrics:
             "p2prl_http_requests", "Requests to the page and the control API", ("route", "code"), registry=self.registry
         )
         self.http_requests.labels("/healthz", "200")
-        self.disk_bytes = self._gauge("disk_bytes", "Bytes on disk", {"kind": ("db", "blobs", "checkpoints")})
+        self.disk_bytes = self._gauge("disk_bytes", "Bytes on disk", {"kind": ("db", "states", "blobs", "checkpoints")})
         self.gpu_memory_bytes = Gauge("p2prl_gpu_memory_bytes", "GPU memory in use", ("gpu",), registry=self.registry)
         self.gpu_utilization = Gauge("p2prl_gpu_utilization_ratio", "GPU use, 0 to 1", ("gpu",), registry=self.registry)
 

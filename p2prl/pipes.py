@@ -37,6 +37,10 @@ class BlockingPipe(Generic[T]):
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    def detach(self) -> socket.socket:
+        """The socket itself, for who goes on with it in another way."""
+        return self._socket
+
     def send(self, record: object) -> None:
         data = self._encoder.encode(record)
         try:

@@ -70,9 +70,13 @@ class PolicyStatus(Record, frozen=True, kw_only=True):
 
 
 class RateStatus(Record, frozen=True, kw_only=True):
+    """A cap is None where there is none."""
+
     rollout_tokens_per_s: float = 0.0  # over the last minute
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
+    up_cap_bytes_per_s: float | None = None
+    down_cap_bytes_per_s: float | None = None
 
 
 class LagStatus(Record, frozen=True, kw_only=True):
@@ -203,6 +207,44 @@ class StepRow(Record, frozen=True, kw_only=True):
     at: float = 0.0
     wall_s: float = 0.0
     metrics: dict[str, float] = {}
+
+
+class WayRow(Record, frozen=True, kw_only=True):
+    """One way to get a version: "anchor", or "delta" from the version of step `base_step`. `held`: its file is here."""
+
+    kind: str = ""
+    base_step: int | None = None
+    num_bytes: int = 0
+    held: bool = False
+
+
+class VersionRow(Record, frozen=True, kw_only=True):
+    """A version of the head's chain: its ways, what of it lies here and why, which peers have it as their newest.
+
+    `state_bytes` is 0 where its state is not here; `published_at` is unix seconds, the learner's clock.
+    """
+
+    step: int = 0
+    version: str = ""
+    published_at: float = 0.0
+    ways: tuple[WayRow, ...] = ()
+    state_bytes: int = 0
+    held_bytes: int = 0
+    kept: str = ""
+    holders: tuple[str, ...] = ()
+
+
+class WeightsReport(Record, frozen=True, kw_only=True):
+    """What lies on this disk and who has what. `newest`: peers whose newest is our head or a later one."""
+
+    schema: int = SCHEMA
+    head: str = ""
+    full_bytes: int = 0  # of the base model's weights
+    held_bytes: int = 0
+    budget_bytes: int = 0
+    newest: int = 0
+    num_peers: int = 0
+    versions: tuple[VersionRow, ...] = ()  # the newest first
 
 
 class Check(Record, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from p2prl import codec
 from p2prl.buffer.admission import AdmissionRules, Knowledge
 from p2prl.identity import Identity
 from p2prl.models.char_tokenizer import END_ID, VOCAB_SIZE, CharTokenizer
-from p2prl.records import Completion, Group, Manifest, Sampling, Segment, Trajectory, Version
+from p2prl.records import Completion, Content, Group, Manifest, Sampling, Segment, Trajectory, Version
 from p2prl.rollout.lottery import prompt_index
 
 SWARM = bytes(range(32))
@@ -86,6 +86,12 @@ def sealed(record: Any, maker: int = 0) -> tuple[bytes, bytes]:
     return codec.sealed_id(data), data
 
 
+def anchor(step: int = 1) -> Content:
+    """The way to a version's whole state, of 1000 bytes."""
+    digest = codec.content_hash(b"content %d" % step)
+    return Content("anchor", None, digest, 1000, (digest,))
+
+
 def manifest(step: int = 1, learner: int = 0, **over: Any) -> Manifest:
     """The version after `step - 1`, trained on one group."""
     plain = Manifest(
@@ -93,10 +99,7 @@ def manifest(step: int = 1, learner: int = 0, **over: Any) -> Manifest:
         parent=version(step - 1),
         parent_id=bytes(32) if step == 1 else codec.content_hash(b"manifest %d" % (step - 1)),
         learner=identity(learner).peer_id,
-        kind="anchor",
-        content_hash=codec.content_hash(b"content %d" % step),
-        content_bytes=1000,
-        pieces=(codec.content_hash(b"content %d" % step),),
+        contents=(anchor(step),),
         group_ids=(codec.content_hash(b"group %d" % step),),
         group_rewards=(0.5,),
         group_answers=(2,),

@@ -28,6 +28,7 @@ MIN_ROUNDS, MAX_ROUNDS, LONGEST_S = 5, 25, 40.0
 THREADS = 1
 TIMEOUT_S = 120.0
 MAKER = "12D3KooWBench"
+Batches = list[tuple[list[Prompt], int]]  # (prompts, seed) of each
 ENVIRON = {"OMP_NUM_THREADS": str(THREADS), "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -41,17 +42,18 @@ async def measure(folder: Path) -> dict[str, Any]:
         for child in (engine, bare):
             await child.start(setup)
             await child.request(load, timeout_s=TIMEOUT_S)
+        version = load(0).version
         pairs: list[list[float]] = []
         shares: list[float] = []
         until = time.monotonic() + LONGEST_S
         for number in range(1 + MAX_ROUNDS):
-            batches = source.batches(load(0).version, number)
+            batches = source.batches(version, number)
             if number % 2:
-                ours, busy = await through_worker(engine, recipe, batches)
+                ours, busy = await through_worker(engine, recipe, version, batches)
                 reference = await without(bare, recipe, batches)
             else:
                 reference = await without(bare, recipe, batches)
-                ours, busy = await through_worker(engine, recipe, batches)
+                ours, busy = await through_worker(engine, recipe, version, batches)
             if number > 0:  # the first warms both up
                 pairs.append([ours, reference])
                 shares.append(busy)
@@ -71,14 +73,14 @@ class Prompts:
         self._environment = load_environment(recipe.environment.name, recipe.environment.params)
         self._tokenizer = load_tokenizer(recipe.model.source, cache)
 
-    def batches(self, version: Version, number: int) -> list[tuple[list[Prompt], int]]:
-        """(prompts, seed) of each batch of a round."""
+    def batches(
+        self, version: Version, number: int, num_batches: int = NUM_BATCHES, num_groups: int = GROUPS_PER_BATCH
+    ) -> Batches:
+        """Those of a round."""
         made = []
-        for batch in range(number * NUM_BATCHES, (number + 1) * NUM_BATCHES):
-            first = batch * GROUPS_PER_BATCH
-            draws = worker.next_batch(
-                MAKER, version, range(first, first + GROUPS_PER_BATCH), self._environment.num_prompts
-            )
+        for batch in range(number * num_batches, (number + 1) * num_batches):
+            first = batch * num_groups
+            draws = worker.next_batch(MAKER, version, range(first, first + num_groups), self._environment.num_prompts)
             prompts = [self._prompt(draw.prompt_index) for draw in draws]
             made.append((prompts, worker.call_seed(bytes(8), first)))
         return made
@@ -88,7 +90,7 @@ class Prompts:
         return Prompt(index, text, tuple(self._tokenizer.encode_prompt(text)))
 
 
-async def through_worker(engine: Child, recipe: Recipe, batches: list[tuple[list[Prompt], int]]) -> tuple[float, float]:
+async def through_worker(engine: Child, recipe: Recipe, version: Version, batches: Batches) -> tuple[float, float]:
     """(tokens a second, share of the time that the engine generated), by our own clock.
 
     From the first request until the last batch is ready to be judged; as many batches at once as the rollout loop has in
@@ -103,7 +105,7 @@ async def through_worker(engine: Child, recipe: Recipe, batches: list[tuple[list
         for prompts, seed in waiting:
             ids = tuple(prompt.token_ids for prompt in prompts)
             drawn: messages.Generated = await engine.request(
-                lambda number, ids=ids, seed=seed: messages.Generate(number, ids, num_answers, sampling, seed),
+                lambda number, ids=ids, seed=seed: messages.Generate(number, version, ids, num_answers, sampling, seed),
                 timeout_s=TIMEOUT_S,
             )
             items = tuple(map(worker.judge_item, prompts, drawn.completions))
@@ -116,7 +118,7 @@ async def through_worker(engine: Child, recipe: Recipe, batches: list[tuple[list
     return num_tokens / elapsed_s, busy_s / elapsed_s
 
 
-async def without(bare: Child, recipe: Recipe, batches: list[tuple[list[Prompt], int]]) -> float:
+async def without(bare: Child, recipe: Recipe, batches: Batches) -> float:
     """Tokens a second by the bare engine's clock."""
     ids = tuple(tuple(prompt.token_ids for prompt in prompts) for prompts, _ in batches)
     seeds = tuple(seed for _, seed in batches)

@@ -82,7 +82,7 @@ class Sampler:
         indices = [HELD_OUT_FROM + number for number in range(-(-num_answers // ANSWERS_PER_PROMPT))]
         prompts = [self._judge.prompt(index) for index in indices]
         ids = [prompt.token_ids for prompt in prompts]
-        answers = self.engine.generate(ids, ANSWERS_PER_PROMPT, self.origin.sampling, _EVAL_SEED)
+        answers = self.engine.generate(ids, ANSWERS_PER_PROMPT, self.origin.sampling, _EVAL_SEED).completions
         rewards = [
             self._judge.reward(index, completion.token_ids)[0]
             for index, completions in zip(indices, answers, strict=True)
@@ -96,11 +96,11 @@ class Sampler:
         draws: tuple[Draw, ...] = next_batch(self.origin.maker, version, counters, self.num_prompts)
         prompts = [self._judge.prompt(draw.prompt_index) for draw in draws]
         ids = [prompt.token_ids for prompt in prompts]
-        answers = self.engine.generate(ids, self._recipe.sampling.group_size, self.origin.sampling, seed)
+        drawn = self.engine.generate(ids, self._recipe.sampling.group_size, self.origin.sampling, seed)
         arrivals = []
-        for draw, prompt, completions in zip(draws, prompts, answers, strict=True):
+        for draw, prompt, completions in zip(draws, prompts, drawn.completions, strict=True):
             judgement = self._judge.check(judge_item(prompt, completions))
-            group = make_group(self.origin, draw, prompt, completions, version, judgement, float(draw.counter))
+            group = make_group(self.origin, draw, prompt, completions, drawn.versions, judgement, float(draw.counter))
             arrivals.append(Arrival(group, judgement))
         return arrivals
 

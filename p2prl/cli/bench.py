@@ -9,14 +9,18 @@ import click
 
 BENCHMARKS = {
     "node": "p2prl.cli.bench_node:node",
+    "rollout": "p2prl.cli.bench_rollout:rollout",
     "staleness": "p2prl.cli.bench_staleness:staleness",
     "step": "p2prl.cli.bench_step:step",
+    "weights": "p2prl.cli.bench_weights:weights",
 }
 # What --help says, so that it imports no benchmark.
 SUMMARIES = {
     "node": "How fast a node is: commands, join, gossip, event loop, generation, idle cost.",
+    "rollout": "What the engines give: speed, agreement with the learner, loads, memory.",
     "staleness": "Which objective survives samplers that lag: trains the built-in policy.",
     "step": "What an optimiser step costs by its objective, on the built-in policy and SmolLM2.",
+    "weights": "How small a version's delta is, and how fast it is made and applied.",
 }
 
 

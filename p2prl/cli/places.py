@@ -20,12 +20,18 @@ PACKAGES = ("torch", "transformers", "hivemind")
 def paths(ctx: click.Context, as_json: bool) -> None:
     """Where this node keeps its things."""
     home = home_of(ctx)
-    names = ("config_file", "identity", "token", "node_file", "database", "checkpoints", "logs", "blobs", "models")
+    names = ("config_file", "identity", "token", "node_file", "database", "checkpoints", "logs")
+    names += ("states", "blobs", "models")
     places = {name: str(getattr(home, name)) for name in names}
     if wants_json(ctx, as_json):
         print_json({"schema": 1, **places})
         return
-    notes = {"identity": "back this up", "blobs": "safe to delete", "models": "safe to delete"}
+    notes = {
+        "identity": "back this up",
+        "states": "safe to delete",
+        "blobs": "safe to delete",
+        "models": "safe to delete",
+    }
     for name, place in places.items():
         click.echo(f"{name:<12} {place}" + (f"  ({notes[name]})" if name in notes else ""))
 

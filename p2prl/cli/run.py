@@ -72,7 +72,7 @@ def accept_invite(home: Home, text: str, settings) -> tuple[str, tuple[str, ...]
     click.echo(
         "joining a swarm: what leaves this machine is its network address, the answers it generates with their "
         f"log-probs, and the node's name. Stored here: {home.state} (answers, versions) and {home.cache} (weights of "
-        f"the newest {settings.storage.keep_versions} versions)",
+        f"the newest versions, at most {settings.storage.cache / 1e9:.3g} GB)",
         err=True,
     )
     found = known_recipe(invite, home)

@@ -75,7 +75,14 @@ class Node:
         single = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "P2PRL_HOME": ""}
         environ = {name: value for name, value in single.items() if value}
         environment = EnvironmentClient(state.recipe, state.home, child_log)
-        engine = Child("p2prl.rollout.engine_process", (), rollout_messages.Reply, environ=environ, stderr=child_log)
+        engine = Child(
+            "p2prl.rollout.engine_process",
+            (),
+            rollout_messages.Reply,
+            environ=environ,
+            stderr=child_log,
+            patience_s=10.0,
+        )
         learner = Child("p2prl.learner.learner_process", (), learner_messages.Reply, environ=environ, stderr=child_log)
         engine.on_death = learner.on_death = self._on_death
         environment.on_death(self._on_death)

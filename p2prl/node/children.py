@@ -17,6 +17,9 @@ from typing import Any
 from p2prl.errors import P2prlError
 from p2prl.pipes import AsyncPipe, PipeClosed
 
+KILLED = "killed: most likely the machine ran out of memory"
+NOTICES = ("Beat", "Planned")  # names of what is no reply
+
 
 class ChildDied(P2prlError):
     """The child ended or stopped answering; the message says how."""
@@ -33,16 +36,20 @@ class Child:
         *,
         environ: Mapping[str, str],
         stderr: int | None = None,
+        patience_s: float = 3.0,
     ) -> None:
+        """`patience_s`: how long it may take to end by itself."""
         self.module, self._args, self._reply_type = module, tuple(args), reply_type
-        self._environ, self._stderr = dict(environ), stderr
+        self._environ, self._stderr, self._patience_s = dict(environ), stderr, patience_s
         self._process: asyncio.subprocess.Process | None = None
         self._pipe: AsyncPipe | None = None
         self._reader: asyncio.Task | None = None
         self._waiting: dict[int, asyncio.Future] = {}
         self._ids = itertools.count()
+        self._heard_at = 0.0  # event loop's time of its last word
         self.num_starts = 0
         self.on_death: Callable[[str], None] = lambda why: None  # it died while nobody asked it for anything
+        self.on_notice: Callable[[Any], None] = lambda notice: None  # what it says of itself, unasked
 
     @property
     def alive(self) -> bool:
@@ -67,7 +74,8 @@ class Child:
         try:
             if setup is not None:
                 await self._pipe.send(setup)
-            ready = await asyncio.wait_for(self._pipe.receive(), timeout_s)
+            while type(ready := await asyncio.wait_for(self._pipe.receive(), timeout_s)).__name__ in NOTICES:
+                self.on_notice(ready)
         except (TimeoutError, PipeClosed) as error:
             raise ChildDied(await self._end(f"{self.module} did not start: {error or 'no answer'}")) from None
         if type(ready).__name__ == "Failed":
@@ -76,14 +84,17 @@ class Child:
         return ready
 
     async def request(self, make: Callable[[int], object], *, timeout_s: float) -> Any:
-        """Send `make(id)`, return the reply with that id. Raises ChildDied, also for a `Failed` reply."""
+        """Send `make(id)`, return the reply with that id. Raises ChildDied, and P2prlError for a `Failed` reply.
+
+        It is given up when the child says nothing at all for `timeout_s`; one at long work sends `Beat`s.
+        """
         if not self.alive or self._pipe is None:
             raise ChildDied(f"{self.module} is not running")
         number = next(self._ids)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._pipe.send(make(number))
-            reply = await asyncio.wait_for(future, timeout_s)
+            reply = await self._answer(future, timeout_s)
         except TimeoutError:
             raise ChildDied(await self._end(f"{self.module} did not answer within {timeout_s:.0f} s")) from None
         except PipeClosed as error:
@@ -99,11 +110,26 @@ class Child:
         if self._process is not None:
             await self._end("stopped")
 
+    async def _answer(self, future: asyncio.Future, timeout_s: float) -> Any:
+        """Raises TimeoutError when nothing was heard of the child for `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while not future.done():
+            left_s = max(begun, self._heard_at) + timeout_s - loop.time()
+            if left_s <= 0:
+                raise TimeoutError
+            await asyncio.wait([future], timeout=left_s)
+        return future.result()
+
     async def _read(self) -> None:
         assert self._pipe is not None
         try:
             while True:
                 reply = await self._pipe.receive()
+                self._heard_at = asyncio.get_running_loop().time()
+                if type(reply).__name__ in NOTICES:
+                    self.on_notice(reply)
+                    continue
                 future = self._waiting.get(reply.id)
                 if future is not None and not future.done():
                     future.set_result(reply)
@@ -124,11 +150,14 @@ class Child:
         if process is None:
             return why
         try:
-            code = await asyncio.wait_for(process.wait(), 3.0)
+            code = await asyncio.wait_for(process.wait(), self._patience_s)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             code = await process.wait()
+        if code != 0:  # else it has cleared up after itself
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a session of its own: what it started and left
         if self._reader is not None and not from_reader:
             self._reader.cancel()
         for future in self._waiting.values():
@@ -139,7 +168,7 @@ class Child:
 
 def describe_exit(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "killed: most likely the machine ran out of memory"
+        return KILLED
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     return f"exit code {code}" if code == 0 else f"exit code {code}; what it said last is in logs/children.log"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from p2prl import status
 from p2prl.logs import LogLine, Logs
-from p2prl.node.snapshot import peer_rows
+from p2prl.node.snapshot import peer_rows, weights_report
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
 from p2prl.web.series import Series
@@ -41,12 +41,17 @@ class Control:
     def peers(self) -> list[status.PeerRow]:
         return peer_rows(self._state)
 
+    def weights(self) -> status.WeightsReport:
+        return weights_report(self._state)
+
     def record(self, snapshot: status.Status) -> None:
         """One row of the plots."""
         training = snapshot.training
         values: dict[str, float] = {
             "tokens_per_s": snapshot.rates.rollout_tokens_per_s,
             "version": float(training.step),
+            "up_bytes_per_s": snapshot.rates.up_bytes_per_s,
+            "down_bytes_per_s": snapshot.rates.down_bytes_per_s,
             "peers": float(snapshot.swarm.peers_alive),
             "staleness_p50": snapshot.policy.staleness_p50,
             "staleness_p95": snapshot.policy.staleness_p95,

@@ -15,7 +15,7 @@ from p2prl.errors import PreflightFailed
 from p2prl.paths import Home
 
 MARGIN_BYTES = 16 * 2**20  # database, logs
-VERSIONS = 2  # one that is written while the one before is still needed
+VERSIONS = 3  # a state that is written, a delta and a cumulative delta that may turn out as large
 SLACK = 1.25
 
 

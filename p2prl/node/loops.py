@@ -63,7 +63,9 @@ class Loops:
         rules = admission.rules_of(state.recipe, ready.tokenizer_hash, ready.stop_ids, ready.num_prompts)
         await state.transport.start()
         receive = self.receive = ReceiveLoop(state, ports.environment, rules, self.weights)
-        rollout = self.rollout = RolloutLoop(state, ports.environment, receive, ports.engine, self._threads)
+        rollout = self.rollout = RolloutLoop(
+            state, ports.environment, receive, ports.engine, self._threads, self.weights.adopted
+        )
         train = self.train = TrainLoop(state, self.weights, self.election, receive, ports.learner)
         train.set_threads(self._threads)
         await self.membership.dial()

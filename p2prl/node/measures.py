@@ -8,7 +8,7 @@ Invariants: no peer's text becomes a label; a counter never falls.
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2prl.metrics import LOOPS, PAUSE_REASONS, Metrics
+from p2prl.metrics import LOOPS, PAUSE_REASONS, WEIGHTS_FAILURES, Metrics
 from p2prl.paths import Home
 from p2prl.records import Group, StepReport
 from p2prl.status import Status
@@ -124,11 +124,20 @@ class Measures:
         for age in ages:
             metrics.buffer_age.observe(age)
 
+    def applied(self, took_s: float) -> None:
+        """A version's state was made of deltas and verified."""
+        self.metrics.weights_apply_duration.observe(took_s)
+
+    def not_applied(self, code: str) -> None:
+        """A path to a version failed; `code` is the error's."""
+        known = code if code in WEIGHTS_FAILURES else "other"
+        self.metrics.weights_failures.labels(known).inc()
+
 
 def sizes_on_disk(home: Home) -> dict[str, int]:
-    """Bytes of the database, of weights and of checkpoints. Blocks: call it in a thread."""
+    """Bytes of the database, of versions' states, of deltas and of checkpoints. Blocks: call it in a thread."""
     places = {"db": home.database.parent.glob(f"{home.database.name}*"), "blobs": home.blobs.rglob("*")}
-    places["checkpoints"] = home.checkpoints.rglob("*")
+    places |= {"states": home.states.rglob("*"), "checkpoints": home.checkpoints.rglob("*")}
     return {kind: sum(_size(path) for path in paths) for kind, paths in places.items()}
 
 

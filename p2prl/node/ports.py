@@ -15,6 +15,8 @@ from p2prl.records import Group, Prompt
 class ChildPort(Protocol):
     """The engine or the learner: numbered requests, as in `children.Child`."""
 
+    on_notice: Callable[[Any], None]  # hears what is no reply
+
     @property
     def alive(self) -> bool: ...
 
@@ -23,7 +25,7 @@ class ChildPort(Protocol):
         ...
 
     async def request(self, make: Callable[[int], object], *, timeout_s: float) -> Any:
-        """The reply to `make(id)`. Raises ChildDied, or P2prlError for a reply that says Failed."""
+        """The reply to `make(id)`. Raises ChildDied, also when it is silent for `timeout_s`; P2prlError for a Failed."""
         ...
 
     async def stop(self) -> None: ...

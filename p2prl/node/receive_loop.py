@@ -82,7 +82,7 @@ class ReceiveLoop:
         self._random = random.Random(state.boot_id)
         self.admitted = asyncio.Event()
         self.arrived: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(1024)
-        self._unplaced = Unplaced(state, weights.learn, self.arrived)
+        self._unplaced = Unplaced(state, weights.manifests.learn, self.arrived)
         self._asked_term = 0  # the term of ours in which all were asked for what we missed
         transport = state.transport
         transport.subscribe(TOPIC, self._on_announcement)
@@ -258,7 +258,8 @@ class ReceiveLoop:
                 self._refuse(sealed, verdict)
 
     def _unknown(self, group: Group) -> Version | None:
-        return next((version for version in group.versions if self._state.age_of(version) is None), None)
+        """The newest: what leads to it most often leads to the others."""
+        return max((version for version in group.versions if self._state.age_of(version) is None), default=None)
 
     def _judged(self, sealed: codec.Sealed[Group], verdict: Verdict) -> None:
         """What a verdict does to its maker's standing, and to our figures."""

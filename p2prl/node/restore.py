@@ -1,6 +1,6 @@
 """What a node takes up from its home when it starts.
 
-In: the store and the blobs of an earlier life. Out: chain, head and groups that wait, in the NodeState; notices of what
+In: the store and the weights of an earlier life. Out: chain, head and groups that wait, in the NodeState; notices of what
 was corrupt.
 
 Invariants: a manifest counts only as what it hashes to, weights only when their hash is their version's; a node whose
@@ -10,17 +10,17 @@ store was lost votes for nobody until every round that it may have voted in is o
 import msgspec
 
 from p2prl import codec
-from p2prl.errors import PeerError, StoreError
-from p2prl.models.state import state_hash
+from p2prl.errors import PeerError
 from p2prl.node.state import NodeState
 from p2prl.records import Manifest
-from p2prl.weights.pieces import blob_path
+from p2prl.weights.store import wrong_state
 
 SILENT_S = 10.0  # a round of votes takes 2 s, a lease is lost after 3.5 s: by then we heard of the present term
 
 
 def restore(state: NodeState) -> None:
     """Take up the chain where this home left it: manifests, the newest head whose weights are whole, our groups."""
+    state.weights.open()
     usable = [codec.ZERO_HASH]
     for manifest_id, data in state.store.manifests():
         try:
@@ -32,11 +32,9 @@ def restore(state: NodeState) -> None:
         except PeerError:
             continue  # of another recipe, or its parent is gone: fetched again when needed
         state.manifests[manifest_id], state.sealed_manifests[manifest_id] = manifest, data
-        if blob_path(state.home.blobs, manifest.content_hash).is_file():
+        if state.has_state(manifest.version):
             usable.append(manifest_id)
     state.head_id = _newest_whole(state, usable)
-    for left in state.home.blobs.glob("*/.*.part"):  # fetched half-way when we were killed
-        left.unlink(missing_ok=True)
     for row in state.store.own_waiting():
         state.wanted.own(state.me, row.header, state.now())
     if state.store.notice:
@@ -48,17 +46,13 @@ def restore(state: NodeState) -> None:
 def _newest_whole(state: NodeState, usable: list[bytes]) -> bytes:
     """The best head whose weights are what its manifest says; others are dropped, to be fetched or made again."""
     while (head := state.chain.best(usable)) != codec.ZERO_HASH:
-        manifest = state.manifests[head]
-        path = blob_path(state.home.blobs, manifest.content_hash)
-        try:
-            if state_hash(path) == manifest.version.hash:
-                return head
-            why = "their hash is another"
-        except (PeerError, StoreError) as error:
-            why = str(error)
-        text = f"the weights of version {manifest.version} were corrupt ({why[:120]}) and were deleted"
-        fix = "check the disk; they are fetched from a peer, or made again"
+        version = state.manifests[head].version
+        why = wrong_state(state.state_path(version), version.hash)
+        if not why:
+            return head
+        text = f"the weights of version {version} were corrupt ({why[:120]}) and were deleted"
+        fix = "check the disk; they are made again, or fetched from a peer"
         state.health["weights_corrupt"] = ("warning", text, fix, state.clock.unix())
-        path.unlink(missing_ok=True)
-        usable.remove(head)
+        state.weights.drop_state(version.hash)
+        usable = [other for other in usable if state.chain.link(other).version.hash != version.hash]
     return head

@@ -2,8 +2,9 @@
 
 In: the head's weights, the environment. Out: groups in the store, announcements.
 
-Invariants: a counter is used once, also over kill -9; the engine changes version only while no batch is in work here, so
-a group has one version; nothing is drawn while `max_in_flight` of our groups wait for the learner or are in work.
+Invariants: a counter is used once, also over kill -9; a new head is loaded at once, also in mid-answer, but for an
+evaluation; a group begins under the version its prompt was drawn for, or its prompt is drawn again; nothing is drawn while
+`max_in_flight` of our groups wait for the learner or are in work.
 """
 
 import asyncio
@@ -15,26 +16,38 @@ from p2prl.environments.messages import Ready
 from p2prl.environments.registry import HELD_OUT_FROM
 from p2prl.errors import P2prlError
 from p2prl.node.announcements import announce
+from p2prl.node.engine_keeper import EngineKeeper
 from p2prl.node.ports import ChildPort, EnvironmentPort
 from p2prl.node.receive_loop import ReceiveLoop
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import end_tasks
-from p2prl.records import Group, Prompt
+from p2prl.records import Group, Prompt, Version
 from p2prl.rollout import messages, worker
+from p2prl.rollout.worker import GROUPS_PER_BATCH as GROUPS_PER_BATCH
 
-GROUPS_PER_BATCH = 8
 EVAL_ANSWERS = 4  # to each held-out prompt: their mean has half the sampling noise of one answer
 LOAD_TIMEOUT_S = 120.0
-GENERATE_TIMEOUT_S = 600.0
+SILENCE_S = 45.0  # of an engine at work, which gives a sign of life every few seconds: then it hangs
 IDLE_S = 0.2
 
 
 class RolloutLoop:
     def __init__(
-        self, state: NodeState, environment: EnvironmentPort, receive: ReceiveLoop, engine: ChildPort, threads: int
+        self,
+        state: NodeState,
+        environment: EnvironmentPort,
+        receive: ReceiveLoop,
+        engine: ChildPort,
+        threads: int,
+        adopted: asyncio.Event,
     ) -> None:
+        """`adopted` is set with each new head; only this loop clears it."""
         self._state, self._environment, self._receive = state, environment, receive
-        self._engine, self._threads = engine, threads
+        self._engine, self._adopted = engine, adopted
+        self._keeper = EngineKeeper(state, engine, threads)
+        self._num_answers = 0  # that the engine works on at once; 0: request by request
+        self._loading = asyncio.Lock()  # held while the engine's version changes, or must not
+        self._follower: asyncio.Task | None = None
         self._engine_name = ""
         self._next_eval_step = 0
         self._drawing: list[asyncio.Task] = []
@@ -45,24 +58,27 @@ class RolloutLoop:
 
     async def run(self) -> None:
         await self._start_engine()
+        follower = self._follower = asyncio.create_task(self._follow_head(), name="follow head")
         try:
             while True:
                 await self._step()
+        except P2prlError as error:
+            self._keeper.failed(error)
+            raise
         finally:
-            await end_tasks(self._drawing)
+            await end_tasks([follower, *self._drawing])
             self._drawing, self._num_in_work = [], 0
 
     async def _step(self) -> None:
         """Begin a batch, or wait a moment where none may be."""
         state = self._state
-        await self._fewer_than(worker.draws_at_once(self._batch_s))
+        size, at_once = worker.in_work(self._num_answers, state.recipe.sampling.group_size, self._batch_s)
+        await self._fewer_than(at_once)
         if state.draining or state.disk_full:
             await self._fewer_than(1)
             self.waiting = "draining" if state.draining else "disk_full"
             await asyncio.sleep(IDLE_S)
             return
-        if state.engine_version != state.head:
-            await self._fewer_than(1)
         await self._load_head()
         await self._evaluate_when_due()
         state.drop_old()
@@ -72,7 +88,7 @@ class RolloutLoop:
             await (self._fewer_than(len(self._drawing)) if self._drawing else asyncio.sleep(IDLE_S))
             return
         self.waiting = ""
-        num_groups = min(allowed, GROUPS_PER_BATCH)
+        num_groups = min(allowed, size)
         self._num_in_work += num_groups
         self._drawing.append(asyncio.create_task(self._draw(num_groups), name="draw"))
 
@@ -85,66 +101,88 @@ class RolloutLoop:
                 if failure is not None:
                     raise failure
                 self._num_in_work -= task.result()
+            if self._follower is not None and self._follower.done():
+                self._follower.result()
             if len(self._drawing) < number:
                 return
-            await asyncio.wait(self._drawing, return_when=asyncio.FIRST_COMPLETED)
+            watched = [*self._drawing, *([self._follower] if self._follower else [])]
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
 
     async def _start_engine(self) -> None:
         state = self._state
         state.engine_ready, state.engine_version = False, None
         ready = await self._environment.start() if self._environment.ready is None else self._environment.ready
-        setup = messages.Setup(
-            source=state.recipe.model.source,
-            models_cache=str(state.home.models),
-            stop_ids=ready.stop_ids,
-            pad_id=ready.pad_id,
-            threads=self._threads,
-            engine="transformers",
-        )
-        started = await self._engine.start(setup)
-        self._engine_name = started.name
+        started = await self._keeper.start(ready.stop_ids, ready.pad_id)
+        self._engine_name, self._num_answers = started.name, started.num_answers
         self._receive.set_vocab_size(started.vocab_size)
+
+    async def _follow_head(self) -> None:
+        """Load each new head at once, whatever is in work."""
+        while True:
+            await self._adopted.wait()
+            self._adopted.clear()
+            if self._state.engine_version is not None:
+                await self._load_head()
 
     async def _load_head(self) -> None:
         state = self._state
-        if state.engine_version == state.head and self._engine.alive:
-            return
-        head, path = state.head, str(state.head_path)
-        await self._engine.request(lambda number: messages.Load(number, path, head), timeout_s=LOAD_TIMEOUT_S)
-        state.engine_version, state.engine_ready = head, True
+        async with self._loading:
+            if state.engine_version == state.head and self._engine.alive:
+                return
+            head, path = state.head, str(state.head_path)
+            with state.reading(head):
+                await self._engine.request(lambda number: messages.Load(number, path, head), timeout_s=LOAD_TIMEOUT_S)
+            state.engine_version, state.engine_ready = head, True
 
-    async def _generate(self, prompts: Sequence[Prompt], num_answers: int, seed: int) -> messages.Generated:
+    async def _generate(
+        self, version: Version, prompts: Sequence[Prompt], num_answers: int, seed: int
+    ) -> messages.Generated | messages.Outdated:
         sampling = self._state.recipe.sampling.record()
         ids = tuple(prompt.token_ids for prompt in prompts)
         return await self._engine.request(
-            lambda number: messages.Generate(number, ids, num_answers, sampling, seed), timeout_s=GENERATE_TIMEOUT_S
+            lambda number: messages.Generate(number, version, ids, num_answers, sampling, seed), timeout_s=SILENCE_S
         )
 
     async def _draw(self, num_groups: int) -> int:
         """One batch from its prompts to its announcement; gives `num_groups` back."""
         state, ready = self._state, self._environment.ready
-        version = state.engine_version
-        assert version is not None
         assert ready is not None
-        counters = state.store.next_counters(num_groups)
-        draws = worker.next_batch(state.me, version, counters, ready.num_prompts)
-        prompts = await self._environment.prompts([draw.prompt_index for draw in draws])
-        started = state.now()
-        seed = worker.call_seed(state.boot_id, counters[0])
-        drawn = await self._generate(prompts, state.recipe.sampling.group_size, seed)
+        counters: Sequence[int] = state.store.next_counters(num_groups)
+        version = state.engine_version
+        while counters:  # again for those that were not begun before another version was loaded
+            assert version is not None
+            draws = worker.next_batch(state.me, version, counters, ready.num_prompts)
+            prompts = await self._environment.prompts([draw.prompt_index for draw in draws])
+            started = state.now()
+            seed = worker.call_seed(state.boot_id, counters[0])
+            drawn = await self._generate(version, prompts, state.recipe.sampling.group_size, seed)
+            if isinstance(drawn, messages.Outdated):
+                version = drawn.version
+                continue
+            begun = [part for part in zip(draws, prompts, drawn.completions, strict=True) if part[2]]
+            if begun:
+                await self._finish(begun, drawn, started)
+            made = {draw.counter for draw, _, _ in begun}
+            counters = [counter for counter in counters if counter not in made]
+            version = state.engine_version
+        return num_groups
+
+    async def _finish(self, begun: Sequence[worker.Begun], drawn: messages.Generated, started: float) -> None:
+        """Judge, seal and announce what a request gave."""
+        state, ready = self._state, self._environment.ready
+        assert ready is not None
         elapsed_s = max(state.now() - max(started, self._drawn_at), 1e-6)  # without the wait for the batch before
         self._batch_s, self._drawn_at = drawn.wall_s, state.now()
         state.counts.tokens += drawn.num_tokens
-        items = tuple(map(worker.judge_item, prompts, drawn.completions))
+        items = tuple(worker.judge_item(prompt, answers) for _, prompt, answers in begun)
         judgements = await self._environment.judge_items(items)
         origin, made_at = self._origin(ready), state.clock.unix()
         groups = [
-            worker.make_group(origin, draw, prompt, answers, version, judgement, made_at)
-            for draw, prompt, answers, judgement in zip(draws, prompts, drawn.completions, judgements, strict=True)
+            worker.make_group(origin, draw, prompt, answers, drawn.versions, judgement, made_at)
+            for (draw, prompt, answers), judgement in zip(begun, judgements, strict=True)
         ]
         state.measures.drawn(groups, elapsed_s, made_at)
         await self._publish(groups)
-        return num_groups
 
     def _origin(self, ready: Ready) -> worker.Origin:
         state = self._state
@@ -183,7 +221,11 @@ class RolloutLoop:
         self._next_eval_step = (version.step // rule.every + 1) * rule.every
         try:
             prompts = await self._environment.prompts(range(HELD_OUT_FROM, HELD_OUT_FROM + rule.prompts))
-            drawn = await self._generate(prompts, EVAL_ANSWERS, seed=0)
+            async with self._loading:  # all of it under one version
+                drawn = await self._generate(version, prompts, EVAL_ANSWERS, seed=0)
+            if isinstance(drawn, messages.Outdated):
+                self._next_eval_step = version.step  # a new head came just before: soon again
+                return
             judged = await self._environment.judge_items(tuple(map(worker.judge_item, prompts, drawn.completions)))
         except P2prlError as error:
             state.emit("log", level="warning", event="evaluation failed", why=str(error)[:200])

@@ -1,16 +1,20 @@
 """One `Status` from the node's state: what page, command line and demo show.
 
-In: NodeState, the supervisor, the loops. Out: a Status; rows of peers.
+In: NodeState, the supervisor, the loops. Out: a Status; rows of peers, of versions.
 """
 
 from p2prl import __version__, status
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
+from p2prl.records import Version
 from p2prl.status import rfc3339
+from p2prl.weights.chain import Needs
+from p2prl.weights.holdings import Holding, holdings
 
 KINDS = {
     "announce": "announce", "lease": "announce", "group": "group", "weights": "weights", "manifests": "weights",
 }  # fmt: skip
+MAX_VERSIONS = 32  # in a report; those of which something is here come all
 FAILURES = {"rollout": "engine_failed", "train": "learner_failed"}  # loop -> code of its failure
 
 
@@ -20,6 +24,7 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
     now = _now(state, supervisor)
     head = state.head
     loaded = state.engine_version
+    up_cap, down_cap = state.transport.rates
     manifest = state.manifests.get(state.head_id)
     metrics = last or (manifest.metrics if manifest else {})
     return status.Status(
@@ -60,6 +65,8 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
             rollout_tokens_per_s=state.tokens_per_s,
             up_bytes_per_s=state.up_bytes_per_s,
             down_bytes_per_s=state.down_bytes_per_s,
+            up_cap_bytes_per_s=up_cap,
+            down_cap_bytes_per_s=down_cap,
         ),
         lag=_lag(sorted(supervisor.lags)),
         given=status.GivenStatus(
@@ -130,6 +137,40 @@ def peer_rows(state: NodeState) -> list[status.PeerRow]:
                 )
             )
     return rows
+
+
+def weights_report(state: NodeState) -> status.WeightsReport:
+    needs = Needs(state.recipe.learner.max_age, state.config.storage.cache, frozenset(state.in_use))
+    found = holdings([manifest for _, manifest in state.line()], state.weights.held, needs)
+    infos = [member.info for member in state.membership.members() if member.peer_id != state.me]
+    peers = {info.peer_id: info.held for info in infos if info is not None}
+    shown = [each for number, each in enumerate(found.versions) if number < MAX_VERSIONS or each.kept]
+    return status.WeightsReport(
+        head=str(state.head),
+        full_bytes=state.base_path.stat().st_size if state.base_path.exists() else 0,
+        held_bytes=sum(each.held_bytes for each in found.versions) + found.other_bytes,
+        budget_bytes=state.config.storage.cache,
+        newest=sum(held.step >= state.head.step for held in peers.values()),
+        num_peers=len(peers),
+        versions=tuple(_version_row(each, peers) for each in shown),
+    )
+
+
+def _version_row(each: Holding, peers: dict[str, Version]) -> status.VersionRow:
+    ways = [
+        status.WayRow(kind=part.kind, base_step=part.base_step, num_bytes=part.num_bytes, held=part.is_held)
+        for part in each.parts
+    ]
+    return status.VersionRow(
+        step=each.version.step,
+        version=str(each.version),
+        published_at=each.published_at,
+        ways=tuple(ways),
+        state_bytes=each.state_bytes,
+        held_bytes=each.held_bytes,
+        kept=each.kept,
+        holders=tuple(sorted(peer for peer, held in peers.items() if held == each.version)),
+    )
 
 
 def _now(state: NodeState, supervisor: Supervisor) -> str:

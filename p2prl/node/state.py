@@ -4,7 +4,9 @@ In: verified records from the loops. Out: answers to "who leads", "what is the h
 All of it is touched on the event loop alone.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,8 +31,8 @@ from p2prl.swarm.gossip import Wanted
 from p2prl.swarm.head import Chain
 from p2prl.swarm.membership import Membership
 from p2prl.swarm.metered_transport import MeteredTransport
-from p2prl.weights.pieces import blob_path
 from p2prl.weights.publish import Parent
+from p2prl.weights.store import WeightStore
 
 
 @dataclass
@@ -75,8 +77,8 @@ class NodeState:
     measures: Measures = field(default_factory=lambda: Measures(Metrics()))
     skew_s: float = 0.0  # our clock minus the swarm's
     disk_full: bool = False  # nothing is drawn, pulled, trained or led until there is room
-    sealed_manifests: dict[bytes, bytes] = field(default_factory=dict)
-    manifests: dict[bytes, Manifest] = field(default_factory=dict)
+    sealed_manifests: dict[bytes, bytes] = field(default_factory=dict)  # as `manifests`
+    manifests: dict[bytes, Manifest] = field(default_factory=dict)  # the newest of the chain, and side branches
     head_id: bytes = ZERO_HASH  # the best version whose weights we hold
     votes: tuple[bytes, ...] = ()  # that gave us the term we lead, or led last
     sealed_lease: bytes = b""  # the newest lease heard or sent
@@ -95,7 +97,12 @@ class NodeState:
     eval_error: float = 0.0  # standard error of eval_reward
     eval_step: int = 0
     health: dict[str, tuple[str, str, str, float]] = field(default_factory=dict)  # code -> level, message, fix, since
+    weights: WeightStore = field(init=False)
+    in_use: Counter[bytes] = field(default_factory=Counter)  # hashes of states that somebody reads now
     _ranked: tuple[int, tuple[str, ...]] | None = None  # changes of the records, candidates by them
+
+    def __post_init__(self) -> None:
+        self.weights = WeightStore(self.home.states, self.home.blobs)
 
     @property
     def me(self) -> str:
@@ -119,8 +126,36 @@ class NodeState:
 
     @property
     def head_path(self) -> Path:
-        manifest = self.manifests.get(self.head_id)
-        return self.base_path if manifest is None else blob_path(self.home.blobs, manifest.content_hash)
+        return self.state_path(self.head)
+
+    def state_path(self, version: Version) -> Path:
+        """Its state file, if it is here."""
+        return self.base_path if version.hash == self.base.hash else self.weights.state_path(version.hash)
+
+    def has_state(self, version: Version) -> bool:
+        return version.hash == self.base.hash or self.weights.has_state(version.hash)
+
+    @contextmanager
+    def reading(self, *versions: Version) -> Iterator[None]:
+        """Meanwhile their state files stay."""
+        names = [version.hash for version in versions]
+        self.in_use.update(names)
+        try:
+            yield
+        finally:
+            self.in_use.subtract(names)
+            self.in_use += Counter()  # drops what fell to 0
+
+    def line(self) -> Iterator[tuple[bytes, Manifest]]:
+        """The head's chain with its ids, the newest first, as far as it is in memory."""
+        for manifest_id in self.chain.ancestors(self.head_id):
+            manifest = self.manifests.get(manifest_id)
+            if manifest is None:
+                return
+            yield manifest_id, manifest
+
+    def sealed_manifest(self, manifest_id: bytes) -> bytes | None:
+        return self.sealed_manifests.get(manifest_id) or self.store.manifest(manifest_id)
 
     @property
     def leads(self) -> bool:

@@ -49,6 +49,10 @@ class Targets:
         holder = leader if leader in ready else ready[0]
         return Target(self._told.pop(holder), holder)
 
+    def any_ready(self, now: float) -> bool:
+        """Whether `next` would give one."""
+        return any(self._ready_at(holder) <= now for holder in self._told)
+
     def is_ready(self, holder: str, now: float) -> bool:
         """Whether `next` could give a head of this holder."""
         return holder in self._told and self._ready_at(holder) <= now

@@ -9,6 +9,7 @@ is gossiped, so whoever hears of a version can fetch it; a step whose parent is 
 import asyncio
 import itertools
 import math
+import os
 
 from p2prl import codec
 from p2prl.buffer import replay
@@ -19,7 +20,8 @@ from p2prl.node.ports import ChildPort
 from p2prl.node.receive_loop import ReceiveLoop
 from p2prl.node.state import NodeState
 from p2prl.node.weights_loop import WeightsLoop
-from p2prl.records import Group, StepInput, StepReport
+from p2prl.records import DeltaBase, Group, StepInput, StepReport
+from p2prl.weights import chain
 from p2prl.weights.publish import Trained, make_manifest
 
 STEP_TIMEOUT_S = 900.0
@@ -71,10 +73,12 @@ class TrainLoop:
         state = self._state
         if not self._learner.alive:
             self._holds = None
+            await asyncio.to_thread(state.weights.sweep, os.getpid())  # what the last one left half-way
             ready: messages.Ready = await self._learner.start(
                 messages.Setup(
                     recipe_json=state.recipe.model_dump_json(by_alias=True),
                     models_cache=str(state.home.models),
+                    states=str(state.home.states),
                     blobs=str(state.home.blobs),
                     checkpoints=str(state.home.checkpoints / state.swarm.hex()[:16]),
                     threads=self._threads,
@@ -83,9 +87,10 @@ class TrainLoop:
             self._tell(ready.notes)
         if self._holds != state.head_id:
             head_id, head, path = state.head_id, state.head, str(state.head_path)
-            followed = await self._learner.request(
-                lambda number: messages.Follow(number, path, head), timeout_s=STEP_TIMEOUT_S
-            )
+            with state.reading(head):
+                followed = await self._learner.request(
+                    lambda number: messages.Follow(number, path, head), timeout_s=STEP_TIMEOUT_S
+                )
             self._tell(followed.notes)
             self._holds = head_id
         state.learner_ready = True
@@ -127,18 +132,30 @@ class TrainLoop:
         ages = tuple(tuple(state.age_of(version) or 0 for version in group.versions) for group in groups)
         rho_on = self._rho_on()
         fresh = self._fresh(ids) if rho_on == 0.0 else ()
-        step = StepInput(tuple(groups), tuple(ids), ages, parent.version, state.election.term, rho_on, fresh)
-        reply = await self._learner.request(lambda number: messages.Train(number, step), timeout_s=STEP_TIMEOUT_S)
+        bases, anchor = self._bases()
+        term = state.election.term
+        step = StepInput(tuple(groups), tuple(ids), ages, parent.version, term, rho_on, fresh, bases, anchor)
+        with state.reading(*(base.version for base in bases)):
+            reply = await self._learner.request(lambda number: messages.Train(number, step), timeout_s=STEP_TIMEOUT_S)
         report: StepReport = reply.report
         self._tell(reply.notes)
         self.last = report.metrics
         if state.head_id != parent.id or not state.leads or report.version.term != state.election.term:
             self._holds = None  # another head won meanwhile: the groups wait for the next step
-            if all(known.content_hash != report.content_hash for known in state.manifests.values()):
-                self._weights.drop_file(report.content_hash)
+            self._weights.versions.came_to_nothing(report)
             return
         self._publish(report, groups, ids, ages)
         await self._checkpoint_when_due()
+
+    def _bases(self) -> tuple[tuple[DeltaBase, ...], bool]:
+        """What the next version is published as a delta from, of what is here; whether whole too."""
+        state = self._state
+        if not state.head_path.is_file():  # the cache may be deleted at any time
+            return (), True
+        line = (manifest for _, manifest in state.line())
+        wanted = chain.to_publish(line, state.base, state.head_path.stat().st_size)
+        here = [version for version in wanted.bases if state.has_state(version)]
+        return tuple(DeltaBase(version, str(state.state_path(version))) for version in here), wanted.anchor
 
     def _fresh(self, chosen: list[bytes]) -> tuple[Group, ...]:
         """More groups of version 0 that wait here, up to RHO_ON_GROUPS with the chosen."""
@@ -170,7 +187,8 @@ class TrainLoop:
         manifest = make_manifest(report, state.parent, state.me, trained, self._votes(report), now)
         sealed = codec.seal(manifest, state.identity, state.swarm)
         manifest_id = codec.sealed_id(sealed)
-        self._weights.keep(manifest_id, manifest, sealed)
+        self._weights.versions.published(report)
+        self._weights.manifests.keep(manifest_id, manifest, sealed)
         self._weights.adopt(manifest_id)
         self._holds = manifest_id
         self._election.renew()

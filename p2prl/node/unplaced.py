@@ -3,7 +3,8 @@
 In: a group's bytes, who gave them, the version. Out: the same bytes in the queue of arrivals, where admission looks
 again. So the groups of a branch that lost (a healed partition, a leader that died as it published) stay useful.
 
-Invariants: each group is held once; what is held, and how long, is bounded, so that made-up versions cost little.
+Invariants: each group is held at most once a version, and `MAX_HELD` times; what is held, and how long, is bounded, so
+that made-up versions cost little.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from p2prl.records import Version
 MAX_VERSIONS = 16  # asked for at a time
 MAX_GROUPS = 64  # held for one of them
 MAX_TRIED = 4096
+MAX_HELD = 3  # a group may be of several versions, on more than one branch
 ATTEMPTS, RETRY_S = 3, 1.0
 
 Learn = Callable[[tuple[str, ...], Version], Awaitable[None]]
@@ -29,12 +31,13 @@ class Unplaced:
     def __init__(self, state: NodeState, learn: Learn, arrived: asyncio.Queue[tuple[str, bytes]]) -> None:
         self._state, self._learn, self._arrived = state, learn, arrived
         self._held: dict[Version, list[tuple[str, bytes]]] = {}
-        self._tried: OrderedDict[bytes, None] = OrderedDict()
+        self._tried: OrderedDict[bytes, tuple[Version, ...]] = OrderedDict()
         self._tasks: dict[asyncio.Task, None] = {}
 
     def hold(self, group_id: bytes, peer: str, maker: str, data: bytes, version: Version) -> bool:
         """False when there is nothing more to try: refuse it."""
-        if group_id in self._tried or self._state.me in (peer, maker):
+        tried = self._tried.get(group_id, ())
+        if version in tried or len(tried) >= MAX_HELD or self._state.me in (peer, maker):
             return False
         held = self._held.get(version)
         if held is None:
@@ -47,7 +50,7 @@ class Unplaced:
         if len(held) >= MAX_GROUPS:
             return False
         held.append((peer, data))
-        self._tried[group_id] = None
+        self._tried[group_id] = (*tried, version)
         if len(self._tried) > MAX_TRIED:
             self._tried.popitem(last=False)
         return True

@@ -3,11 +3,26 @@
 An engine lives in the engine process (`engine_process.py`) and blocks; it sees no text, no peers, no rewards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from p2prl.records import Completion, Sampling, Version
+
+# Called now and then while an engine generates, with whether weights may change: then it may call `load`.
+Between = Callable[[bool], None]
+
+
+def nothing_between(may_load: bool) -> None:
+    """For callers that neither watch nor change an engine at work."""
+
+
+class Drawn(NamedTuple):
+    """`completions[p][a]`: answer `a` to prompt `p`; none where the prompt was not begun, since by then another version
+    was loaded. Segments index `versions`, whose first is the one that all answers began under."""
+
+    completions: list[list[Completion]]
+    versions: tuple[Version, ...]
 
 
 class Engine(Protocol):
@@ -28,11 +43,17 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_answers: int, sampling: Sampling, seed: int
-    ) -> list[list[Completion]]:
-        """`num_answers` completions for each prompt, all under the loaded version: [len(prompts)][num_answers].
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_answers: int,
+        sampling: Sampling,
+        seed: int,
+        between: Between = nothing_between,
+    ) -> Drawn:
+        """`num_answers` completions for each prompt, begun under the loaded version.
 
-        A completion's `token_ids` includes the stop token when it was drawn. `logprobs` are of the distribution
-        sampled from. Segments index the tuple of versions (here just the loaded one). Raises EngineError.
+        After a `load` within `between` each further token is drawn from the new weights alone: what was kept of the old
+        ones (keys, values) is made anew. A completion's `token_ids` includes the stop token when it was drawn.
+        `logprobs` are of the distribution sampled from. Raises EngineError.
         """
         ...

@@ -4,8 +4,9 @@ In: an inherited socket; `Setup`, then requests. Out: `Ready`, then a reply to e
 
     python -m p2prl.rollout.engine_process FD
 
-Requests are served in order, but a `Load` overtakes the `Generate`s that still wait, so that answers are drawn under
-the newest version. It ends when the daemon closes the pipe.
+Requests are served in order, but a `Load` is done at once: before the `Generate`s that still wait, and between two tokens
+of the one in work, so that tokens are drawn under the newest version. A `Generate` is begun only under the version it
+names. It ends when the daemon closes the pipe, in mid-answer too.
 """
 
 import os
@@ -14,17 +15,36 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from p2prl.errors import EngineError, P2prlError
+from p2prl.models.load import ModelFiles
 from p2prl.pipes import BlockingPipe, PipeClosed
 from p2prl.rollout.engine import Engine
-from p2prl.rollout.messages import Failed, Generate, Generated, Load, Loaded, Ready, Reply, Request, Setup, Stop
+from p2prl.rollout.messages import (
+    Beat,
+    Failed,
+    Generate,
+    Generated,
+    Load,
+    Loaded,
+    Outdated,
+    Planned,
+    Ready,
+    Reply,
+    Request,
+    Setup,
+    Stop,
+)
+from p2prl.rollout.plan import Plan, Wish, decide
 
 NICENESS = 5
+ENGINES = ("auto", "transformers", "vllm")
+BEAT_S = 5.0  # the daemon takes an engine for hung after some of these without one
 NO_MEMORY = "memory ran out; free some, or run a recipe with a smaller model"
 
 
@@ -46,7 +66,15 @@ def main(fd: int) -> int:
             pipe.send(Failed(f"the first message was a {type(setup).__name__}, not a Setup", fatal=True))
             return 1
         try:
-            engine = make_engine(setup)
+            found = prepare_plan(setup)
+            plan = found[0] if found else None
+            if found:
+                pipe.send(Planned(found[0]))
+            if found and found[0].engine == "vllm":
+                from p2prl.rollout import vllm_process
+
+                return vllm_process.run(pipe.detach(), setup, *found)
+            engine = make_engine(setup, plan)
         except (P2prlError, ImportError, OSError, RuntimeError) as error:
             pipe.send(Failed(f"the engine can't start: {error}", fatal=True))
             return 1
@@ -54,7 +82,7 @@ def main(fd: int) -> int:
             pipe.send(Failed(f"the engine can't start: {NO_MEMORY}", fatal=True))
             return 1
         pipe.send(Ready(engine.name, getattr(engine, "vocab_size", None)))
-        serve(engine, pipe)
+        Server(engine, pipe, plan).serve()
     except PipeClosed:
         return 0
     except msgspec.DecodeError as error:
@@ -63,36 +91,113 @@ def main(fd: int) -> int:
     return 0
 
 
-def make_engine(setup: Setup) -> Engine:
-    """The engine that the setup names, without weights of a version yet."""
+def prepare_plan(setup: Setup) -> tuple[Plan, ModelFiles] | None:
+    """What to load and how, and the model's files; None for an engine without a model. Raises ConfigError."""
     if setup.engine == "scripted":
+        return None
+    if setup.engine not in ENGINES:
+        raise EngineError(f"there is no engine {setup.engine!r}; use one of {', '.join(ENGINES)}")
+    from p2prl.models.load import prepare
+    from p2prl.rollout.machine import describe, measure
+
+    files = prepare(setup.source, Path(setup.models_cache), lambda _: None)
+    wish = Wish(setup.engine, setup.dtype, setup.group_size, setup.max_new_tokens, setup.most_batch_tokens)
+    return decide(wish, measure(setup.device), describe(files)), files
+
+
+def make_engine(setup: Setup, plan: Plan | None) -> Engine:
+    """The engine of the plan, in this process, without weights of a version yet."""
+    if plan is None:
         from p2prl.rollout.scripted_engine import ScriptedEngine
 
         return ScriptedEngine()
-    if setup.engine != "transformers":
-        raise EngineError(f"there is no engine {setup.engine!r}; use transformers")
     import torch
 
     from p2prl.models.load import load_module
     from p2prl.rollout.transformers_engine import TransformersEngine
 
     torch.set_num_threads(setup.threads)
-    module = load_module(setup.source, Path(setup.models_cache), torch.float32)
-    if torch.cuda.is_available():
-        module = module.to("cuda")
-    return TransformersEngine(module, setup.stop_ids, setup.pad_id)
+    module = load_module(setup.source, Path(setup.models_cache), getattr(torch, plan.dtype)).to(plan.device)
+    return TransformersEngine(module, setup.stop_ids, setup.pad_id, lora=setup.lora, batch_tokens=plan.batch_tokens)
 
 
-def serve(engine: Engine, pipe: Pipe) -> None:
-    """Answer requests until `Stop` or the end of the pipe (PipeClosed)."""
-    queue: deque[Request] = deque()
-    while True:
-        while not queue or _readable(pipe):
-            queue.append(pipe.receive())
-        request = take(queue)
-        if isinstance(request, Stop):
+class _Stopped(Exception):
+    """`Stop` came while the engine was at work."""
+
+
+class Server:
+    """Answers requests until `Stop` or the end of the pipe (PipeClosed)."""
+
+    def __init__(
+        self, engine: Engine, pipe: Pipe, plan: Plan | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.engine, self._pipe, self._plan, self._clock = engine, pipe, plan, clock
+        self._queue: deque[Request] = deque()
+        self._beaten_at = 0.0
+
+    def serve(self) -> None:
+        try:
+            while True:
+                while not self._queue or _readable(self._pipe):
+                    self._queue.append(self._pipe.receive())
+                request = take(self._queue)
+                if isinstance(request, Stop):
+                    return
+                self._pipe.send(self.answer(request))
+        except _Stopped:
             return
-        pipe.send(answer(engine, request))
+
+    def answer(self, request: Request) -> Reply:
+        try:
+            match request:
+                case Load(id, path, version):
+                    self.engine.load(Path(path), version)
+                    return Loaded(id, version)
+                case Generate():
+                    return self._generate(request)
+                case _:
+                    return Failed(f"a {type(request).__name__} is out of place here")
+        except EngineError as error:
+            return Failed(str(error), request.id if isinstance(request, Load | Generate) else -1)
+        except MemoryError:
+            return Failed(NO_MEMORY, request.id if isinstance(request, Load | Generate) else -1)
+
+    def _generate(self, request: Generate) -> Reply:
+        loaded = self.engine.version
+        if loaded is not None and loaded != request.version:
+            return Outdated(request.id, loaded)
+        started = self._beaten_at = self._clock()
+        completions, versions = self.engine.generate(
+            request.prompts,
+            request.num_answers,
+            request.sampling,
+            request.seed,
+            lambda may_load: self._between(request.id, may_load),
+        )
+        wall_s = self._clock() - started
+        self._tell_of_less()
+        num_tokens = sum(len(answer.token_ids) for answers in completions for answer in answers)
+        return Generated(request.id, tuple(map(tuple, completions)), versions, num_tokens, wall_s)
+
+    def _tell_of_less(self) -> None:
+        """Memory ran out, and the engine went on with smaller batches: the daemon remembers their size."""
+        plan, batch_tokens = self._plan, getattr(self.engine, "batch_tokens", None)
+        if plan is not None and batch_tokens is not None and batch_tokens < plan.batch_tokens:
+            self._plan = msgspec.structs.replace(plan, batch_tokens=batch_tokens, why="memory ran out with more")
+            self._pipe.send(Planned(self._plan))
+
+    def _between(self, number: int, may_load: bool) -> None:
+        """Within a generation: a sign of life, and the loads that came meanwhile."""
+        now = self._clock()
+        if now - self._beaten_at >= BEAT_S:
+            self._beaten_at = now
+            self._pipe.send(Beat(number))
+        while _readable(self._pipe):
+            self._queue.append(self._pipe.receive())
+        if any(isinstance(request, Stop) for request in self._queue):
+            raise _Stopped
+        while may_load and any(isinstance(request, Load) for request in self._queue):
+            self._pipe.send(self.answer(take(self._queue)))
 
 
 def take(queue: deque[Request]) -> Request:
@@ -103,28 +208,6 @@ def take(queue: deque[Request]) -> Request:
                 queue.remove(request)
                 return request
     return queue.popleft()
-
-
-def answer(engine: Engine, request: Request) -> Reply:
-    try:
-        match request:
-            case Load(id, path, version):
-                engine.load(Path(path), version)
-                return Loaded(id, version)
-            case Generate(id, prompts, num_answers, sampling, seed):
-                started = time.monotonic()
-                completions = engine.generate(prompts, num_answers, sampling, seed)
-                wall_s = time.monotonic() - started
-                version = engine.version
-                assert version is not None, "generate raises while nothing is loaded"
-                num_tokens = sum(len(answer.token_ids) for answers in completions for answer in answers)
-                return Generated(id, tuple(map(tuple, completions)), version, num_tokens, wall_s)
-            case _:
-                return Failed(f"a {type(request).__name__} is out of place here")
-    except EngineError as error:
-        return Failed(str(error), request.id if isinstance(request, Load | Generate) else -1)
-    except MemoryError:
-        return Failed(NO_MEMORY, request.id if isinstance(request, Load | Generate) else -1)
 
 
 def _readable(pipe: Pipe) -> bool:

@@ -10,11 +10,14 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from blake3 import blake3
 
 from p2prl.errors import EngineError
 from p2prl.models.char_tokenizer import END_ID, CharTokenizer
 from p2prl.records import Completion, Sampling, Segment, Version
+from p2prl.rollout.engine import Between, Drawn, nothing_between
+from p2prl.rollout.stamps import Stamps
 
 Answer = Callable[[Sequence[int]], tuple[int, ...]]
 
@@ -51,15 +54,25 @@ class ScriptedEngine:
         self._version = version
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_answers: int, sampling: Sampling, seed: int
-    ) -> list[list[Completion]]:
-        if self._version is None:
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_answers: int,
+        sampling: Sampling,
+        seed: int,
+        between: Between = nothing_between,
+    ) -> Drawn:
+        begun = self._version
+        if begun is None:
             raise EngineError("no weights are loaded yet; send Load first")
-        step = self._version.step
-        return [
-            [self._complete(prompt, step, sampling, _source(seed, step, row, answer)) for answer in range(num_answers)]
+        completions = [
+            [
+                self._complete(prompt, begun.step, sampling, _source(seed, begun.step, row, answer))
+                for answer in range(num_answers)
+            ]
             for row, prompt in enumerate(prompts)
         ]
+        between(True)
+        return stamped(completions, begun, self._version or begun)
 
     def _complete(self, prompt: Sequence[int], step: int, sampling: Sampling, source: random.Random) -> Completion:
         right = self._answer(prompt)
@@ -72,6 +85,21 @@ class ScriptedEngine:
         logprob = math.log(max(chance, 1e-6)) / len(kept)
         reason = "stop" if len(kept) == len(tokens) else "length"
         return Completion(kept, struct.pack(f"<{len(kept)}f", *[logprob] * len(kept)), (Segment(0, len(kept)),), reason)
+
+
+def stamped(completions: list[list[Completion]], begun: Version, ended: Version) -> Drawn:
+    """As if `ended` was loaded when half of each answer was drawn."""
+    versions = [begun]
+
+    def stamp(completion: Completion) -> Completion:
+        stamps, num_tokens = Stamps(versions), len(completion.token_ids)
+        stamps.add(begun, num_tokens - num_tokens // 2)
+        stamps.add(ended, num_tokens // 2)
+        return msgspec.structs.replace(completion, segments=stamps.segments(num_tokens))
+
+    if begun == ended:
+        return Drawn(completions, (begun,))
+    return Drawn([[stamp(completion) for completion in answers] for answers in completions], tuple(versions))
 
 
 def _source(*parts: int) -> random.Random:

@@ -15,8 +15,11 @@ from p2prl.environments.messages import JudgeItem, Judgement
 from p2prl.errors import EngineError
 from p2prl.records import Completion, Group, GroupHeader, Prompt, Sampling, Trajectory, Version
 from p2prl.rollout.lottery import prompt_index
+from p2prl.rollout.stamps import of_group
 
 AHEAD_S = 0.5
+GROUPS_PER_BATCH = 8
+BATCHES = 8  # of an engine that works on many requests at once: small ones, so that none waits for the longest answer
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -24,6 +27,9 @@ class Draw(msgspec.Struct, frozen=True):
 
     counter: int
     prompt_index: int
+
+
+Begun = tuple[Draw, Prompt, Sequence[Completion]]  # a group whose answers were drawn
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -49,6 +55,15 @@ def draws_at_once(batch_s: float) -> int:
     thousandth, and a second one in the queue would only be old when its turn comes.
     """
     return 2 if batch_s < AHEAD_S else 1
+
+
+def in_work(num_answers: int, group_size: int, batch_s: float) -> tuple[int, int]:
+    """(groups of a batch, batches in work) for an engine that works on `num_answers` at once (0: request by request)."""
+    if num_answers == 0:
+        return GROUPS_PER_BATCH, draws_at_once(batch_s)
+    num_groups = max(1, num_answers // group_size)
+    size = -(-num_groups // BATCHES)
+    return size, -(-num_groups // size) + 1  # one more waits at the door
 
 
 def next_batch(maker: str, version: Version, counters: Sequence[int], num_prompts: int | None) -> tuple[Draw, ...]:
@@ -77,18 +92,19 @@ def make_group(
     draw: Draw,
     prompt: Prompt,
     completions: Sequence[Completion],
-    version: Version,
+    versions: Sequence[Version],
     judgement: Judgement,
     made_at: float,
 ) -> Group:
-    """The group of one prompt's answers, all drawn under `version`. Raises EngineError when the parts don't fit."""
+    """The group of one prompt's answers, whose segments index `versions`. Raises EngineError when the parts don't fit."""
     if not judgement.prompt_ok or prompt.index != draw.prompt_index:
         raise EngineError(f"prompt {draw.prompt_index} is not what the environment makes of it; restart the node")
     if not len(completions) == len(judgement.rewards) == len(judgement.details):
         raise EngineError(f"{len(completions)} answers but {len(judgement.rewards)} rewards; restart the node")
+    used, stamped = of_group(versions, completions)
     trajectories = tuple(
         Trajectory(completion, reward, detail)
-        for completion, reward, detail in zip(completions, judgement.rewards, judgement.details, strict=True)
+        for completion, reward, detail in zip(stamped, judgement.rewards, judgement.details, strict=True)
     )
     return Group(
         maker=origin.maker,
@@ -98,7 +114,7 @@ def make_group(
         tokenizer_hash=origin.tokenizer_hash,
         prompt_index=draw.prompt_index,
         prompt_ids=prompt.token_ids,
-        versions=(version,),
+        versions=used,
         trajectories=trajectories,
         sampling=origin.sampling,
         engine=origin.engine,

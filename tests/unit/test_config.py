@@ -44,3 +44,18 @@ def test_without_a_file_all_is_default(tmp_path: Path) -> None:
     found, origins = config.load(tmp_path / "none.toml", {"P2PRL_HOME": "/x", "HOME": "/y"})
     assert found == config.NodeConfig()
     assert set(origins.values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("100GB", 10**11), ("1.5 TB", 1_500_000_000_000), ("512MiB", 2**29), ("7", 7), ("0", 0), ("3k", 3000)],
+)
+def test_a_size_is_read_as_people_write_it(tmp_path: Path, text: str, num_bytes: int) -> None:
+    found, _ = config.load(tmp_path / "none.toml", {}, [f'storage.cache="{text}"'])
+    assert found.storage.cache == num_bytes
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "5MB/s", "1e400GB", "9999999999TB"])
+def test_what_is_no_size_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="storage.cache"):
+        config.load(tmp_path / "none.toml", {}, [f'storage.cache="{text}"'])

@@ -22,7 +22,7 @@ def engine(step: int) -> Engine:
 
 
 def mean_reward(step: int) -> float:
-    answers = engine(step).generate(PROMPTS, 8, factories.SAMPLING, seed=1)
+    answers = engine(step).generate(PROMPTS, 8, factories.SAMPLING, seed=1).completions
     rewards = [
         ADDITION.reward(index, TOKENIZER.decode(answer.token_ids))[0]
         for index, group in enumerate(answers)
@@ -44,7 +44,8 @@ def test_it_follows_from_seed_and_step() -> None:
 
 
 def test_a_short_limit_cuts_answers() -> None:
-    (answers,) = engine(1000).generate([TOKENIZER.encode_prompt("12+34=")], 8, Sampling(1.0, 1.0, 0, 1), seed=0)
+    sampling = Sampling(1.0, 1.0, 0, 1)
+    (answers,) = engine(1000).generate([TOKENIZER.encode_prompt("12+34=")], 8, sampling, seed=0).completions
     assert {(len(answer.token_ids), len(answer.logprobs)) for answer in answers} == {(1, 4)}
     assert "length" in {answer.finish_reason for answer in answers}
 

@@ -38,7 +38,7 @@ def test_draws_follow_the_lottery() -> None:
 
 def test_a_group_says_what_was_drawn() -> None:
     draw, prompt = draw_and_prompt()
-    group = worker.make_group(ORIGIN, draw, prompt, ANSWERS, factories.version(3), JUDGED, 12.0)
+    group = worker.make_group(ORIGIN, draw, prompt, ANSWERS, (factories.version(3),), JUDGED, 12.0)
     assert (group.maker, group.counter, group.prompt_index) == (MAKER, 7, draw.prompt_index)
     assert group.versions == (factories.version(3),)
     assert [(t.completion, t.reward, t.detail) for t in group.trajectories] == [
@@ -56,7 +56,7 @@ def test_a_group_says_what_was_drawn() -> None:
 def test_parts_that_do_not_fit_make_no_group(judgement: Judgement) -> None:
     draw, prompt = draw_and_prompt()
     with pytest.raises(EngineError, match="restart"):
-        worker.make_group(ORIGIN, draw, prompt, ANSWERS, factories.version(3), judgement, 12.0)
+        worker.make_group(ORIGIN, draw, prompt, ANSWERS, (factories.version(3),), judgement, 12.0)
 
 
 def test_seeds_differ_between_starts_and_calls() -> None:

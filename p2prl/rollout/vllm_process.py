@@ -1,0 +1,135 @@
+"""The engine process with vLLM in it: any number of requests at work together.
+
+In: the daemon's socket, `Setup`, the plan. Out: `Ready`, then replies as each comes, and `Beat`s while tokens are drawn.
+
+A `Load` is done at once, in mid-answer. It ends when the daemon closes the pipe, and its own children with it.
+"""
+
+import asyncio
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from p2prl.errors import EngineError
+from p2prl.models.load import ModelFiles
+from p2prl.pipes import AsyncPipe, PipeClosed
+from p2prl.rollout.messages import (
+    Beat,
+    Failed,
+    Generate,
+    Generated,
+    Load,
+    Loaded,
+    Outdated,
+    Ready,
+    Request,
+    Setup,
+    Stop,
+)
+from p2prl.rollout.plan import Plan
+from p2prl.rollout.vllm_engine import EngineDead, VllmEngine, set_environment
+from p2prl.rollout.vllm_weights import Folders
+
+BEAT_S = 5.0
+
+
+def run(
+    sock: socket.socket,
+    setup: Setup,
+    plan: Plan,
+    files: ModelFiles,
+    server: "type[Server] | None" = None,
+    requests: Any = Request,
+) -> int:
+    """Serve until the daemon closes the pipe; the exit code. What keeps it from starting is raised."""
+    set_environment(setup.threads, Path(setup.models_cache))
+    with tempfile.TemporaryDirectory(prefix="p2prl-vllm-") as scratch:
+        prepare = Folders(files, Path(scratch), setup.lora)
+        return asyncio.run(_run(sock, setup, plan, prepare, server or Server, requests))
+
+
+async def _run(
+    sock: socket.socket,
+    setup: Setup,
+    plan: Plan,
+    prepare: Folders,
+    server: "type[Server]",
+    requests: Any,
+) -> int:
+    engine = VllmEngine.start(plan, setup.stop_ids, prepare)
+    try:
+        num_answers = engine.most_answers(setup.max_new_tokens)
+        return await server(engine, await AsyncPipe.open(sock, requests), num_answers).serve()
+    finally:
+        engine.stop()
+
+
+class Server:
+    def __init__(self, engine: VllmEngine, pipe: AsyncPipe[Request], num_answers: int) -> None:
+        self.engine, self._pipe, self._num_answers = engine, pipe, num_answers
+        self._working: dict[asyncio.Task, int] = {}
+        self._dead = asyncio.Event()
+
+    async def serve(self) -> int:
+        """0 when the daemon has ended it, 1 when vLLM is dead."""
+        await self._pipe.send(Ready(self.engine.name, self.engine.vocab_size, self._num_answers))
+        helpers = [asyncio.create_task(self._beat()), asyncio.create_task(self._dead.wait())]
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait([reading, helpers[1]], return_when=asyncio.FIRST_COMPLETED)
+            return 1 if self._dead.is_set() else 0
+        finally:
+            for task in (*helpers, reading, *self._working):
+                task.cancel()
+            await asyncio.gather(*helpers, reading, *self._working, return_exceptions=True)
+
+    async def _read(self) -> None:
+        try:
+            while not isinstance(request := await self._pipe.receive(), Stop):
+                task = asyncio.create_task(self._answer(request))
+                self._working[task] = request.id if isinstance(request, Generate | Load) else -1
+                task.add_done_callback(lambda done: self._working.pop(done, None))
+        except PipeClosed:
+            return
+
+    async def _answer(self, request: Request) -> None:
+        number = request.id if isinstance(request, Generate | Load) else -1
+        try:
+            reply = await self.reply(request)
+        except EngineDead as error:
+            await self._pipe.send(Failed(str(error), number, fatal=True))
+            self._dead.set()
+            return
+        except EngineError as error:
+            reply = Failed(str(error), number)
+        await self._pipe.send(reply)
+
+    async def reply(self, request: Request) -> Any:
+        engine = self.engine
+        match request:
+            case Load(id, path, version):
+                await engine.load(Path(path), version)
+                return Loaded(id, version)
+            case Generate(id, version, prompts, num_answers, sampling, seed):
+                if engine.version is None:
+                    raise EngineError("no weights are loaded yet; send Load first")
+                if engine.version != version:
+                    return Outdated(id, engine.version)
+                started = time.monotonic()
+                completions, versions = await engine.generate(version, prompts, num_answers, sampling, seed)
+                num_tokens = sum(len(answer.token_ids) for answers in completions for answer in answers)
+                wall_s = time.monotonic() - started
+                return Generated(id, tuple(map(tuple, completions)), versions, num_tokens, wall_s)
+            case _:
+                return Failed(f"a {type(request).__name__} is out of place here")
+
+    async def _beat(self) -> None:
+        """A sign of life for as long as tokens come: a hung vLLM gives none."""
+        before = 0
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self.engine.num_tokens != before and self._working:
+                before = self.engine.num_tokens
+                await self._pipe.send(Beat(next(iter(self._working.values()))))

@@ -1,0 +1,187 @@
+"""The engine process with a real vLLM on the CPU: exact log-probs over changes of weights, loopback alone, a clean end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from p2prl.errors import P2prlError
+from p2prl.models.load import load_module, prepare
+from p2prl.models.lora import find_targets, merge
+from p2prl.models.lora_rule import Lora
+from p2prl.models.tensors import load_into, write_state, write_tensors
+from p2prl.node.children import Child
+from p2prl.records import Completion, Sampling, Version
+from p2prl.rollout import messages
+from p2prl.rollout.decoding import filtered_logprobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("vllm"), pytest.mark.timeout(900)]
+NUM_WORDS, LONGEST = 256, 192
+PROMPTS = tuple(tuple(range(5, 5 + length)) for length in (3, 40, 17))
+LORA = Lora(2, 4.0, ("q_proj", "up_proj"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in a folder."""
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    backend = Backend(WordLevel({f"w{number}": number for number in range(NUM_WORDS)}, unk_token="w2"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1", pad_token="w0").save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=NUM_WORDS, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+        initializer_range=0.2, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+class Engine:
+    def __init__(self, model: Path, folder: Path, lora: Lora | None = None) -> None:
+        self.source, self.cache = f"folder:{model}", folder / "cache"
+        self.files = prepare(self.source, self.cache, lambda _: None)
+        self.setup = messages.Setup(
+            self.source, str(self.cache), (1,), 0, engine="vllm", dtype="float32", lora=lora, group_size=4,
+            max_new_tokens=LONGEST, most_batch_tokens=8192,
+        )  # fmt: skip
+        self.child = Child(
+            "p2prl.rollout.engine_process", (), messages.Reply, environ={"OMP_NUM_THREADS": "1"}, patience_s=30.0
+        )
+        self.notices: list[object] = []
+        self.child.on_notice = self.notices.append
+
+    async def load(self, path: Path, version: Version) -> None:
+        await self.child.request(lambda number: messages.Load(number, str(path), version), timeout_s=60)
+
+    async def draw(self, version: Version, seed: int, sampling: Sampling) -> messages.Generated | messages.Outdated:
+        return await self.child.request(
+            lambda number: messages.Generate(number, version, PROMPTS, 4, sampling, seed), timeout_s=60
+        )
+
+    def module(self, path: Path) -> torch.nn.Module:
+        found = load_module(self.source, self.cache, torch.float32)
+        load_into(found, path)
+        return found
+
+
+@pytest.fixture
+async def engine(model: Path, tmp_path: Path) -> AsyncIterator[Engine]:
+    made = Engine(model, tmp_path)
+    await made.child.start(made.setup, timeout_s=600)
+    yield made
+    await made.child.stop()
+
+
+def check(engine: Engine, generated: messages.Generated, paths: dict[Version, Path], sampling: Sampling) -> None:
+    """Each token's log-prob is that of a fresh forward under the version it is stamped with."""
+    modules = {version: engine.module(path) for version, path in paths.items()}
+    for prompt, group in zip(PROMPTS, generated.completions, strict=True):
+        for answer in group:
+            first, drawn = 0, np.frombuffer(answer.logprobs, "<f4")
+            for part in answer.segments:
+                own = slice(first, first + part.num_tokens)
+                expected = fresh(modules[generated.versions[part.version]], prompt, answer, sampling)
+                np.testing.assert_allclose(drawn[own], expected[own], atol=1e-3, rtol=0)
+                first += part.num_tokens
+            assert first == len(answer.token_ids)
+
+
+def fresh(module: torch.nn.Module, prompt: tuple[int, ...], answer: Completion, sampling: Sampling) -> np.ndarray:
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, *answer.token_ids]])
+        logits = module(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return filtered_logprobs(logits, sampling).gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0].numpy()
+
+
+def versions(engine: Engine, folder: Path) -> dict[Version, Path]:
+    """The base, and two that differ from it a lot."""
+    found = {Version(0, 0, engine.files.hash): engine.files.weights}
+    for step in (1, 2):
+        module = load_module(engine.source, engine.cache, torch.float32)
+        torch.manual_seed(step)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        path = folder / f"{step}"
+        found[Version(1, step, write_state(module, path))] = path
+    return found
+
+
+async def test_weights_change_in_mid_answer_and_nothing_is_lost(engine: Engine, tmp_path: Path) -> None:
+    paths = versions(engine, tmp_path)
+    base, one, two = paths
+    sampling = Sampling(0.8, 1.0, 0, LONGEST)
+    await engine.load(paths[base], base)
+    drawing = [asyncio.create_task(engine.draw(base, seed, sampling)) for seed in range(2)]
+    await asyncio.sleep(0.4)
+    await engine.load(paths[one], one)
+    await asyncio.sleep(0.4)
+    await engine.load(paths[two], two)
+    used: set[Version] = set()
+    for generated in await asyncio.gather(*drawing):
+        assert isinstance(generated, messages.Generated)
+        assert generated.versions[0] == base
+        assert [len(group) for group in generated.completions] == [4, 4, 4]
+        used |= set(generated.versions)
+        check(engine, generated, paths, sampling)
+    assert len(used) > 1, "no load came in mid-answer: this shows nothing"
+    assert await engine.draw(base, 1, sampling) == messages.Outdated(5, two)
+    filtered = Sampling(1.2, 0.9, 20, 16)
+    generated = await engine.draw(two, 1, filtered)
+    assert isinstance(generated, messages.Generated)
+    again = await engine.draw(two, 1, filtered)
+    assert isinstance(again, messages.Generated) and again.completions == generated.completions
+    check(engine, generated, paths, filtered)
+    with pytest.raises(P2prlError, match="no such|No such"):
+        await engine.load(tmp_path / "missing", base)
+    write_tensors({"other.weight": torch.zeros(2, 2)}, tmp_path / "other")
+    with pytest.raises(P2prlError, match="of another model"):
+        await engine.load(tmp_path / "other", base)
+    assert isinstance(await engine.draw(two, 3, filtered), messages.Generated)
+
+
+async def test_it_listens_on_loopback_alone_and_leaves_nothing_behind(engine: Engine) -> None:
+    process = psutil.Process(engine.child.pid)
+    tree = [process, *process.children(recursive=True)]
+    sockets = [found for one in tree for found in one.net_connections() if found.status == psutil.CONN_LISTEN]
+    assert sockets, "none was found: this shows nothing"
+    assert {found.laddr.ip for found in sockets} <= {"127.0.0.1", "::1"}
+    assert isinstance(engine.notices[0], messages.Planned)
+    await engine.child.stop()
+    left = [one for one in tree if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert left == []
+
+
+async def test_adapters_are_merged_as_the_learner_merges_them(model: Path, tmp_path: Path) -> None:
+    engine = Engine(model, tmp_path, LORA)
+    module = load_module(engine.source, engine.cache, torch.float32)
+    targets, pairs = find_targets(module, LORA.targets), {}
+    source = torch.Generator().manual_seed(5)
+    for name, target in targets.items():
+        pairs[f"{name}.lora_a"] = torch.randn(2, target.num_inputs, generator=source)
+        pairs[f"{name}.lora_b"] = torch.randn(target.num_outputs, 2, generator=source)
+    write_tensors(pairs, tmp_path / "adapters")
+    with torch.no_grad():
+        for name, target in targets.items():
+            pair = pairs[f"{name}.lora_a"].bfloat16(), pairs[f"{name}.lora_b"].bfloat16()
+            target.weight.copy_(merge(target.weight, pair, LORA.scale))
+    write_state(module, tmp_path / "merged")
+    base, adapted = Version(0, 0, engine.files.hash), Version(1, 1, bytes(32))
+    await engine.child.start(engine.setup, timeout_s=600)
+    try:
+        await engine.load(engine.files.weights, base)
+        await engine.load(tmp_path / "adapters", adapted)
+        sampling = Sampling(1.0, 1.0, 0, 24)
+        generated = await engine.draw(adapted, 1, sampling)
+        assert isinstance(generated, messages.Generated)
+        check(engine, generated, {adapted: tmp_path / "merged"}, sampling)
+    finally:
+        await engine.child.stop()
