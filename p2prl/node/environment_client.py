@@ -6,6 +6,7 @@ A group whose judging ends the child is asked again answer by answer, so that on
 two of them the others of that group are not judged. Whoever made the group came to the same.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -42,6 +43,7 @@ class EnvironmentClient:
         self._child = Child(module, args, Reply, environ=environ, stderr=stderr)
         self.ready: Ready | None = None
         self._stopped = False
+        self._starting = asyncio.Lock()
 
     def on_death(self, handler: Callable[[str], None]) -> None:
         """`handler(why)` hears of a death that no request of ours ran into."""
@@ -114,5 +116,7 @@ class EnvironmentClient:
         await self._child.stop()
 
     async def _alive(self) -> None:
-        if not self._child.alive:
-            await self.start()
+        """Two requests that find it dead start one child: a second start would end the first."""
+        async with self._starting:
+            if not self._child.alive:
+                await self.start()

@@ -16,13 +16,14 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def test_every_wire_record_has_a_strategy() -> None:
-    """Also those that a room keeps to itself."""
+    """Also those that a room keeps to itself; what a benchmark tells its own processes is no business of peers."""
     import p2prl.node.build  # noqa: F401  all that travels is defined below it
 
     def below(kind: type) -> set[type]:
         return {one for child in kind.__subclasses__() for one in (child, *below(child))}
 
-    assert {kind for kind in below(records.Wire) if kind.__module__.startswith("p2prl.")} == set(WIRE_RECORDS)
+    own = {kind for kind in below(records.Wire) if kind.__module__.startswith("p2prl.")}
+    assert {kind for kind in own if not kind.__module__.startswith("p2prl.bench.")} == set(WIRE_RECORDS)
 
 
 @QUICK

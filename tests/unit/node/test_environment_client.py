@@ -1,5 +1,7 @@
 """A real child with an environment that its answers can kill."""
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -104,3 +106,15 @@ async def _died(*args: object, **options: object) -> None:
 
 async def _nothing() -> None:
     return None
+
+
+async def test_requests_that_find_it_dead_at_once_start_one_child(client: EnvironmentClient) -> None:
+    """The loops that draw and that judge both ask; each that starts one more would end the other's."""
+    await client._child.stop()
+    before = client._child.num_starts
+    item = JudgeItem(4, ids("4="), (ids("1"),))
+    first, second, (judged,) = await asyncio.gather(
+        client.prompts([4]), client.prompts([5]), client.judge_items((item,))
+    )
+    assert (first[0].index, second[0].index, judged.rewards) == (4, 5, (1.0,))
+    assert client._child.num_starts == before + 1
