@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import zlib
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -91,22 +91,21 @@ class Partial:
         part, listed = part_paths(folder, content.content_hash)
         files: list[int] = []
         try:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.append(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            if os.fstat(files[0]).st_size != content.content_bytes:
-                disk.resize(files[0], content.content_bytes)
-            files.append(os.open(listed, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
-            data = os.pread(files[1], 2 * _RECORD.size * len(content.pieces), 0)
-            have = {index for index in listed_pieces(data, content) if _is_whole(files[0], content, index)}
-            clean = b"".join(_record(index, content) for index in sorted(have))
-            if sorted(_records(data)) != sorted(_records(clean)) or len(data) % _RECORD.size:
-                files[1] = _replace(listed, clean, files[1], disk)
-        except BaseException as error:
-            for file in files:
-                os.close(file)
-            if isinstance(error, OSError):
-                raise _no_store(target, error) from error
-            raise
+            with ExitStack() as undo:
+                undo.callback(lambda: [os.close(file) for file in files])
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                files.append(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                if os.fstat(files[0]).st_size != content.content_bytes:
+                    disk.resize(files[0], content.content_bytes)
+                files.append(os.open(listed, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+                data = os.pread(files[1], 2 * _RECORD.size * len(content.pieces), 0)
+                have = {index for index in listed_pieces(data, content) if _is_whole(files[0], content, index)}
+                clean = b"".join(_record(index, content) for index in sorted(have))
+                if sorted(_records(data)) != sorted(_records(clean)) or len(data) % _RECORD.size:
+                    files[1] = _replace(listed, clean, files[1], disk)
+                undo.pop_all()
+        except OSError as error:
+            raise _no_store(target, error) from error
         return cls(content, target, (files[0], files[1]), have, disk)
 
     def put(self, index: int, data: Piece) -> bool:
@@ -200,17 +199,20 @@ def _replace(listed: Path, clean: bytes, before: int, disk: Disk) -> int:
     """A new list in one step; a crash leaves the old or the new one."""
     staged = listed.with_name(f"{listed.name.removesuffix(LIST)}{NEW}")
     file = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
+    with ExitStack() as undo:
+        undo.callback(os.close, file)
+        undo.callback(_drop, staged)
         if clean:
             disk.append(file, clean)
         disk.rename(staged, listed)
-    except BaseException:
-        os.close(file)
-        with suppress(OSError):
-            staged.unlink()
-        raise
+        undo.pop_all()
     os.close(before)
     return file
+
+
+def _drop(staged: Path) -> None:
+    with suppress(OSError):  # what ended us is told of; the next start sweeps the file
+        staged.unlink()
 
 
 def _sync_folder(folder: Path, disk: Disk) -> None:

@@ -157,7 +157,7 @@ def work():
     while True:
         try:
             time.sleep(10)
-        except BaseException:
+        except BaseException:  # what is tested: a task whose code catches all
             pass
 LimitGuard(Limits(call_s=0.1))(work)
 """

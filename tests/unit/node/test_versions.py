@@ -86,9 +86,7 @@ async def test_an_anchor_of_other_bytes_than_ours_is_not_served_for_it(swarm: Sw
         return [contents[0], content_of(swarm.folder / "wide", "anchor", None)]
 
     swarm.grow(1, anchors=[1], tell=another)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     await obtain(swarm, node, 1)
     assert node.versions._find(swarm.content(1, "anchor").content_hash) is None
 
@@ -124,9 +122,7 @@ async def test_a_delta_that_gives_another_result_is_its_learners_fault(swarm: Sw
 
     swarm.grow(3, anchors=[3], tell=lying)
     swarm.grow(1)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     await obtain(swarm, node, 4)
     assert holds(swarm, node, 4), "over the anchor"
     assert node.state.faults.of(swarm.learner.state.me) == 1
@@ -150,9 +146,7 @@ async def test_a_wrong_version_without_another_way_is_never_used(swarm: Swarm) -
         return [content]
 
     swarm.grow(1, tell=lying)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     with pytest.raises(BadRecord, match="is wrong") as failure:
         await obtain(swarm, node, 1)
     assert failure.value.peer == swarm.learner.state.me
@@ -165,9 +159,7 @@ async def test_a_wrong_version_without_another_way_is_never_used(swarm: Swarm) -
 async def test_a_good_delta_under_a_false_name_stays_good_under_its_own(swarm: Swarm) -> None:
     """Whoever names an honest delta in a manifest of another result harms nobody but itself."""
     swarm.grow(1)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     honest = swarm.manifests[0][2]
     liar = Version(1, 1, b"\x07" * 32)
     false = msgspec.structs.replace(honest, version=liar, learner=factories.identity(7).peer_id)
@@ -181,9 +173,7 @@ async def test_a_good_delta_under_a_false_name_stays_good_under_its_own(swarm: S
 
 async def test_a_content_that_nobody_has_is_walked_around(swarm: Swarm) -> None:
     swarm.grow(3, anchors=[2])
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     swarm.learner.state.weights.drop_content(swarm.content(1).content_hash)
     await obtain(swarm, node, 3)
     assert holds(swarm, node, 2) and holds(swarm, node, 3)
@@ -192,9 +182,7 @@ async def test_a_content_that_nobody_has_is_walked_around(swarm: Swarm) -> None:
 
 async def test_what_rotted_here_is_got_again_and_nobody_is_blamed(swarm: Swarm) -> None:
     swarm.grow(4)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     await obtain(swarm, node, 2)
     await wrong_bits(node.state.weights.state_path(swarm.version(2).hash))
     await obtain(swarm, node, 3)
@@ -209,9 +197,7 @@ async def test_what_rotted_here_is_got_again_and_nobody_is_blamed(swarm: Swarm) 
 
 async def test_a_cache_deleted_under_a_node_is_filled_again(swarm: Swarm) -> None:
     swarm.grow(3)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     await obtain(swarm, node, 2)
     for path in [*node.state.home.states.rglob("*"), *node.state.home.blobs.rglob("*")]:
         if path.is_file():
@@ -222,9 +208,7 @@ async def test_a_cache_deleted_under_a_node_is_filled_again(swarm: Swarm) -> Non
 
 async def test_a_model_that_changed_on_disk_says_so(swarm: Swarm) -> None:
     swarm.grow(1)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     await wrong_bits(swarm.folder / "base")
     with pytest.raises(StoreError, match="base changed; delete it"):
         await obtain(swarm, node, 1)
@@ -232,9 +216,7 @@ async def test_a_model_that_changed_on_disk_says_so(swarm: Swarm) -> None:
 
 async def test_a_full_disk_is_ours_to_say(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm.grow(1)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -252,9 +234,7 @@ async def test_whoever_is_cut_short_while_it_applies_leaves_nothing_wrong(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swarm.grow(2)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     applying, go_on, real = threading.Event(), threading.Event(), delta.apply
 
     def slow(*args: object, **more: object) -> None:
@@ -278,9 +258,7 @@ async def test_whoever_is_cut_short_while_it_applies_leaves_nothing_wrong(
 
 async def test_a_node_that_starts_makes_its_newest_version_again_of_what_is_here(swarm: Swarm) -> None:
     swarm.grow(3)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     await obtain(swarm, node, 1)
     await obtain(swarm, node, 3)
     await wrong_bits(node.state.weights.state_path(swarm.version(3).hash))
@@ -315,9 +293,7 @@ async def test_old_versions_go_and_what_is_read_or_may_be_followed_stays(swarm: 
 
 async def test_a_newcomer_keeps_what_it_has_of_a_version_on_its_way(swarm: Swarm) -> None:
     swarm.grow(3)
-    node = swarm.node(1)
-    await swarm.connect(node)
-    swarm.teach(node)
+    node = await swarm.newcomer(1)
     swarm.learner.state.weights.drop_content(swarm.content(2).content_hash)
     with pytest.raises(PeerError):
         await obtain(swarm, node, 3)

@@ -146,6 +146,13 @@ class Swarm:
         for node in nodes:
             await node.state.transport.join(list(self.learner.state.transport.addresses()))
 
+    async def newcomer(self, number: int) -> Node:
+        """A node that reaches the learner and knows the chain, and has nothing of it."""
+        node = self.node(number)
+        await self.connect(node)
+        self.teach(node)
+        return node
+
     def close(self) -> None:
         for store in self._stores:
             store.close()

@@ -12,6 +12,14 @@ from tests.unit.weights.transfers import MIB, Node, Swarm, data_of, now, virtual
 HEADS = 1.01  # what the heads of pieces and refusals add
 
 
+async def led(folder: Path, num_nodes: int, up: float | None) -> tuple[Swarm, Node, list[Node]]:
+    """A swarm, its learner, the others."""
+    swarm = await Swarm(folder, num_nodes, up=up).start()
+    learner, *others = swarm.nodes
+    learner.is_learner = True
+    return swarm, learner, others
+
+
 async def spread(swarm: Swarm, content: Content, data: bytes, nodes: list[Node]) -> list[float]:
     """All fetch at once; when each has it."""
     began = now()
@@ -27,9 +35,7 @@ async def spread(swarm: Swarm, content: Content, data: bytes, nodes: list[Node])
 @pytest.mark.parametrize(("num_pieces", "up"), [(1, 4.0 * MIB), (1, None), (5, 4.0 * MIB)])
 def test_16_nodes_get_it_with_three_copies_from_the_learner(tmp_path: Path, num_pieces: int, up: float | None):
     async def program():
-        swarm = await Swarm(tmp_path, 16, up=up).start()
-        learner, *others = swarm.nodes
-        learner.is_learner = True
+        swarm, learner, others = await led(tmp_path, 16, up)
         data = data_of(num_pieces * PIECE_BYTES - 5)
         times = await spread(swarm, learner.hold(data), data, others)
         assert learner.given_bytes <= 3 * HEADS * len(data)
@@ -42,9 +48,7 @@ def test_16_nodes_get_it_with_three_copies_from_the_learner(tmp_path: Path, num_
 
 def test_when_those_die_that_have_it_the_learner_serves_again(tmp_path: Path):
     async def program():
-        swarm = await Swarm(tmp_path, 8, up=4.0 * MIB).start()
-        learner, *others = swarm.nodes
-        learner.is_learner = True
+        swarm, learner, others = await led(tmp_path, 8, 4.0 * MIB)
         data = data_of(PIECE_BYTES)
         content = learner.hold(data)
         first, rest = others[:3], others[3:]
@@ -62,9 +66,7 @@ def test_when_those_die_that_have_it_the_learner_serves_again(tmp_path: Path):
 
 def test_those_that_take_it_and_hide_it_make_nobody_wait_for_long(tmp_path: Path):
     async def program():
-        swarm = await Swarm(tmp_path, 8, up=4.0 * MIB).start()
-        learner, *others = swarm.nodes
-        learner.is_learner = True
+        swarm, learner, others = await led(tmp_path, 8, 4.0 * MIB)
         data = data_of(PIECE_BYTES)
         content = learner.hold(data)
         greedy, rest = others[:3], others[3:]
@@ -80,9 +82,7 @@ def test_those_that_take_it_and_hide_it_make_nobody_wait_for_long(tmp_path: Path
 
 def test_copies_that_freeze_on_their_way_make_nobody_wait_for_long(tmp_path: Path):
     async def program():
-        swarm = await Swarm(tmp_path, 6, up=4.0 * MIB).start()
-        learner, *others = swarm.nodes
-        learner.is_learner = True
+        swarm, learner, others = await led(tmp_path, 6, 4.0 * MIB)
         data = data_of(PIECE_BYTES)
         content = learner.hold(data)
         frozen, rest = others[:3], others[3:]
