@@ -32,6 +32,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("vespo", {}),
     ("dppo", {}),
     ("dppo", {"divergence": "kl", "threshold": 0.05}),
+    ("minpro", {}),
     ("r2vpo", {}),
 ]
 NEEDS_WHOLE_GROUPS = {"vcpo", "gepo_vcpo"}

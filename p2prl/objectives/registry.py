@@ -16,7 +16,7 @@ from p2prl.objectives.gepo_vcpo import gepo_vcpo
 from p2prl.objectives.objective import Objective, nearest
 from p2prl.objectives.ppo import dapo, dr_grpo, grpo
 from p2prl.objectives.sequence import gspo, mis, reinforce, tis, vespo
-from p2prl.objectives.trust import cispo, dppo, m2po, r2vpo
+from p2prl.objectives.trust import cispo, dppo, m2po, minpro, r2vpo
 from p2prl.objectives.vcpo import vcpo
 
 ENTRY_POINT_GROUP = "p2prl.objectives"
@@ -38,6 +38,7 @@ BUILT_IN: dict[str, Objective] = {
     "m2po": m2po,
     "vespo": vespo,
     "dppo": dppo,
+    "minpro": minpro,
     "r2vpo": r2vpo,
 }
 

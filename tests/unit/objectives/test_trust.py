@@ -83,6 +83,30 @@ def test_dppo_lets_a_rare_token_grow_where_a_ratio_would_forbid_it() -> None:
     assert solve("grpo", {}, batch, logp)[1][0] == 0
 
 
+def test_dppo_takes_the_papers_threshold_of_its_divergence() -> None:
+    batch, logp = draw(5)
+    for divergence, threshold in (("tv", 0.15), ("kl", 0.05)):
+        named = OBJECTIVES["dppo"](batch, logp, divergence=divergence, threshold=threshold)
+        assert OBJECTIVES["dppo"](batch, logp, divergence=divergence)[1] == named[1]
+
+
+@few
+@given(st.integers(0, 10_000), st.integers(0, 5))
+def test_minpro_weighs_a_token_by_the_least_ratio_before_it(seed: int, hidden: int) -> None:
+    batch, logp = draw(seed)
+    batch = replace(batch, mask=batch.mask & (torch.arange(batch.mask.shape[1]) != hidden))
+    share, ratio = plain(batch, logp)
+    least = torch.ones_like(ratio)
+    for answer, token in batch.mask.nonzero().tolist():
+        before = [float(ratio[answer, t]) for t in range(token) if batch.mask[answer, t]]
+        least[answer, token] = min(before, default=1.0)
+    weight = least * ratio
+    held = torch.where(
+        share < 0, weight > 1.28, weight < 0.8
+    )  # the loss is minus the objective: share < 0, advantage > 0
+    torch.testing.assert_close(solve("minpro", {}, batch, logp)[1], torch.where(held, 0.0, share * weight))
+
+
 @few
 @given(st.integers(0, 10_000), st.floats(0.01, 2.0))
 def test_r2vpo_pulls_ratios_back_to_1(seed: int, penalty: float) -> None:
