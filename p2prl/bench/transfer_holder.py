@@ -57,6 +57,7 @@ def make_transport(folder: Path, name: str) -> tuple[Libp2pTransport, MeteredTra
 class Holder:
     def __init__(self, folder: Path, number: int) -> None:
         self._path = folder / VERSION
+        pieces = frozenset([content_of(self._path).pieces])
         self._behaviour = Behaviour()
         self._inner, self._transport = make_transport(folder, f"holder{number}")
         self._transport.serve(BEHAVE, self._behave)
@@ -65,6 +66,7 @@ class Holder:
             Spoiled(self._transport, lambda: self._behaviour.corrupt),  # type: ignore[arg-type]
             SystemClock(),
             lambda _: self._path,
+            lambda _: pieces,
             item_bytes=self._transport.up_item_bytes,
         )
 

@@ -20,7 +20,7 @@ from p2prl.paths import Home
 
 if TYPE_CHECKING:
     from p2prl.cli.versions import Versions
-    from p2prl.weights.holdings import Holding, Holdings
+    from p2prl.weights.holdings import Awaited, Holding, Holdings
     from p2prl.weights.store import WeightStore
 
 CORRUPT = ".corrupt"  # what a file that was set aside ends in
@@ -47,13 +47,23 @@ def _list(ctx: click.Context, as_json: bool) -> None:
     versions = _versions(ctx)
     found = _holdings(versions, _store(versions.home))
     here = [each for each in found.versions if each.kept]
-    total = sum(each.held_bytes for each in here) + found.other_bytes
     if wants_json(ctx, as_json):
-        others = {"files": found.num_others, "bytes": found.other_bytes}
-        rows = [_row(each) for each in here]
-        print_json({"schema": 1, "head": str(versions.head), "versions": rows, "others": others, "bytes": total})
+        print_json(
+            {
+                "schema": 1,
+                "head": str(versions.head),
+                "awaited": _awaited_row(found.awaited) if found.awaited else None,
+                "versions": [_row(each) for each in here],
+                "ahead": {"files": found.ahead.num_files, "bytes": found.ahead.num_bytes},
+                "others": {"files": found.others.num_files, "bytes": found.others.num_bytes},
+                "bytes": found.num_bytes,
+            }
+        )
         return
-    click.echo(f"newest version {versions.head} of {versions.recipe.name}; {len(here)} versions here, {size(total)}")
+    newest = f"newest version {versions.head}" if versions.line else "no version yet but the base model"
+    click.echo(f"{newest} of {versions.recipe.name}; {_count(len(here), 'version')} here, {size(found.num_bytes)}")
+    if found.awaited:
+        click.echo(_awaited_text(found.awaited))
     for each in here:
         state = f"state {size(each.state_bytes)}" if each.state_bytes else ""
         deltas = [f"delta from {part.base_step} {size(part.num_bytes)}" for part in each.parts if _is_file(part)]
@@ -61,8 +71,12 @@ def _list(ctx: click.Context, as_json: bool) -> None:
             f"{each.version.step:>8}  {each.version!s:<20} {', '.join(filter(None, [state, *deltas]))}: {each.kept}"
         )
     click.echo(f"{0:>8}  {versions.base!s:<20} the base model, in {versions.home.models}")
-    if found.num_others:
-        click.echo(f"{found.num_others} files of no version on this chain, {size(found.other_bytes)}: p2prl weights gc")
+    if found.ahead.num_files:
+        files, num_bytes = _count(found.ahead.num_files, "file"), size(found.ahead.num_bytes)
+        click.echo(f"{files} of versions that this node does not follow yet, {num_bytes}")
+    if found.others.num_files:
+        files, num_bytes = _count(found.others.num_files, "file"), size(found.others.num_bytes)
+        click.echo(f"{files} of no version known here, {num_bytes}; to drop them: p2prl weights gc")
 
 
 @weights.command()
@@ -110,15 +124,16 @@ def gc(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
         garbage = _holdings(versions, store).garbage
         held = store.held
         named = {content.content_hash for manifest in versions.beside() for content in manifest.contents}
-        num_files = len(garbage.states) + len(garbage.contents)
+        num_files = len(garbage.states) + len(garbage.contents) + len(garbage.parts)
         freed = sum(held.states[name] for name in garbage.states)
         freed += sum(held.contents[name] for name in garbage.contents)
+        freed += sum(held.parts[name] for name in garbage.parts)
         left = [path for folder in (home.states, home.blobs) for path in folder.glob(f"*/*{CORRUPT}")]
         freed += sum(path.stat().st_size for path in left)
         if not dry_run:
             store.sweep()
             store.collect(garbage)
-            store.drop_parts(named)
+            store.drop_parts(named - garbage.parts)
             for path in left:
                 path.unlink(missing_ok=True)
     num_files += len(left)
@@ -152,7 +167,7 @@ def _holdings(versions: "Versions", store: "WeightStore") -> "Holdings":
 
     settings, _ = config.load(versions.home.config_file, os.environ)
     needs = Needs(versions.recipe.learner.max_age, settings.storage.cache)
-    return holdings(tuple(reversed(versions.line)), store.held, needs, versions.beside())
+    return holdings(tuple(reversed(versions.line)), store.held, needs, versions.base, versions.beside())
 
 
 def daemon_runs(home: Home) -> bool:
@@ -192,6 +207,33 @@ def _set_aside(path: Path) -> Path:
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _awaited_text(awaited: "Awaited") -> str:
+    """What it is waiting for, and what of that is here."""
+    total, whole = awaited.total, awaited.whole
+    lines = [
+        f"on the way to {awaited.version}: {whole.num_files} of {_count(total.num_files, 'file')} here, "
+        f"{size(awaited.here_bytes)} of {size(total.num_bytes)}"
+    ]
+    for part, of_bytes in zip(awaited.parts, awaited.part_totals, strict=True):
+        name = part.kind if part.base_step is None else f"{part.kind} from {part.base_step}"
+        lines.append(f"          {name}: {size(part.num_bytes)} of {size(of_bytes)} here, not fetched twice")
+    return "\n".join(lines)
+
+
+def _awaited_row(awaited: "Awaited") -> dict[str, object]:
+    return {
+        "version": str(awaited.version),
+        "files": awaited.total.num_files,
+        "files_here": awaited.whole.num_files,
+        "bytes": awaited.total.num_bytes,
+        "bytes_here": awaited.here_bytes,
+    }
 
 
 def _is_file(part) -> bool:

@@ -8,21 +8,22 @@ win are forgotten. Nobody who drips keeps us: all has a deadline.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
 from p2prl import codec
 from p2prl.errors import BadRecord, PeerError, Unreachable
+from p2prl.models.lora_rule import lora_of
 from p2prl.node.state import NodeState
 from p2prl.records import Manifest, Version, Wire
 from p2prl.swarm.mandate import check_mandate
 from p2prl.weights import chain
+from p2prl.weights.bounds import most_bytes
 
 MAX_MANIFESTS = 4096  # in one stream; a longer chain takes several
 MAX_MANIFEST_BYTES = 256 * 2**20  # of one chain
 MANIFESTS_S = 300.0  # for the manifests of one peer
 YIELD_EVERY = 32
-VERSION_SLACK_BYTES = 2**20
 SETTLED = 64  # versions whose marks are written again after a failure
 MOST_IN_MEMORY = 1024  # of one chain, whatever its learner publishes
 
@@ -39,8 +40,9 @@ class ManifestExchange:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         base = state.base_path
-        # All versions are of one architecture; what claims to be much larger is not fetched.
-        self._most_bytes = 2 * base.stat().st_size + VERSION_SLACK_BYTES if base.exists() else chain.MAX_VERSION_BYTES
+        self._most_bytes = chain.MAX_VERSION_BYTES
+        if base.exists():
+            self._most_bytes = most_bytes(base, lora_of(state.recipe.learner))
         state.transport.serve_stream("manifests", self._serve)
 
     async def fetch(self, head: bytes, peers: tuple[str, ...]) -> None:
@@ -111,13 +113,16 @@ class ManifestExchange:
                 state.term_changes = [*state.term_changes[-99:], (term, state.clock.unix())]
             state.store.save_manifest(manifest_id, data, manifest.version.term, manifest.version.step)
 
-    def prune(self) -> None:
-        """Forget what the head's chain left behind. Not while a branch is followed: it might be among it."""
+    def prune(self, pulled: frozenset[bytes] = frozenset()) -> None:
+        """Forget what the head's chain left behind, but for what leads on from contents that peers take from us.
+
+        Not while a branch is followed: it might be among it.
+        """
         state = self._state
         max_age = state.recipe.learner.max_age
         dead = state.chain.prune(state.head_id, max_age + SETTLED)
         state.store.forget_manifests(dead)
-        kept = _newest(state.line(), max_age)
+        kept = _newest(list(state.line()), max_age, pulled)
         for manifest_id in list(state.manifests):
             gone = manifest_id not in state.chain
             if gone or (manifest_id not in kept and state.chain.is_on_chain(state.head_id, manifest_id)):
@@ -140,12 +145,15 @@ class ManifestExchange:
             yield sealed
 
 
-def _newest(line: Iterator[tuple[bytes, Manifest]], max_age: int) -> set[bytes]:
-    """Back to the second newest anchor, and at least as far as ages and settling go."""
+def _newest(line: Sequence[tuple[bytes, Manifest]], max_age: int, pulled: frozenset[bytes]) -> set[bytes]:
+    """Back to the second newest anchor and to what peers take, and at least as far as ages and settling go."""
+    since_pulled = max(
+        (n for n, (_, m) in enumerate(line) if any(c.content_hash in pulled for c in m.contents)), default=-1
+    )
     kept: set[bytes] = set()
     num_anchors = 0
-    for manifest_id, manifest in line:
-        if len(kept) >= MOST_IN_MEMORY or (len(kept) > max_age + SETTLED and num_anchors >= chain.KEEP_ANCHORS):
+    for number, (manifest_id, manifest) in enumerate(line[:MOST_IN_MEMORY]):
+        if number > max(since_pulled, max_age + SETTLED) and num_anchors >= chain.KEEP_ANCHORS:
             break
         kept.add(manifest_id)
         num_anchors += chain.has_anchor(manifest)

@@ -38,6 +38,7 @@ class WeightsLoop:
         self._is_tidy = False
         self._pruned_at = 0  # step of the head
         self.adopted = asyncio.Event()  # set with each new head
+        self.versions.served.on_lost = self._wake.set
         state.transport.subscribe("lease", self._on_lease)
 
     def _on_lease(self, publisher: str, data: bytes) -> None:
@@ -67,6 +68,7 @@ class WeightsLoop:
                 continue
             target = self._targets.next(self._state.election.leader, self._state.now())
             if target is None:
+                await self._mend()
                 continue
             self._wake.set()  # there may be more
             if target.manifest_id != self._state.head_id:
@@ -86,6 +88,17 @@ class WeightsLoop:
         finally:
             await end_tasks([following])
             self._is_tidy = False
+
+    async def _mend(self) -> None:
+        """What rotted here is got again; news of a head go first."""
+        if not self.versions.served.lost:
+            return
+        mending = asyncio.create_task(self.versions.mend(lambda: self._holders(self._state.election.leader)))
+        news = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait({mending, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks([mending, news])
 
     async def _wait_for(self, following: asyncio.Task, target: Target) -> None:
         """Until it has ended; raises Unreachable when there is other news and it is slow or stands still."""
@@ -188,7 +201,7 @@ class WeightsLoop:
         self._is_tidy = True
         step = self._state.head.step
         if abs(step - self._pruned_at) >= PRUNE_EVERY:
-            self.manifests.prune()
+            self.manifests.prune(self._state.pulled.now(self._state.now()))
             self._pruned_at = step
         try:
             await self.versions.collect()

@@ -27,6 +27,7 @@ ANCHOR_SHARE = 0.25  # of a state's bytes: when the deltas since the last anchor
 ANCHOR_EVERY = 256  # versions at most, however small their deltas
 CUMULATIVE_EVERY = 16  # versions after an anchor
 KEEP_ANCHORS = 2
+KEEP_PULLED = 4  # anchors that peers take, beyond those
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -65,15 +66,17 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Bytes on disk by name: states by state hash, contents by content hash."""
+    """Bytes on disk by name: states by state hash, contents by content hash; `parts`: contents on their way."""
 
     states: Mapping[Hash, int]
     contents: Mapping[Hash, int]
+    parts: Mapping[Hash, int] = {}
 
 
 class Garbage(msgspec.Struct, frozen=True):
     states: frozenset[Hash]
     contents: frozenset[Hash]
+    parts: frozenset[Hash] = frozenset()
 
 
 def check(manifest: Manifest, most_bytes: int = MAX_VERSION_BYTES) -> None:
@@ -115,11 +118,12 @@ def cheapest(
     contents: AbstractSet[Hash] = frozenset(),
     without: AbstractSet[Hash] = frozenset(),
     wrong: AbstractSet[WayId] = frozenset(),
+    parts: Mapping[Hash, int] = {},
 ) -> Path | None:
     """The path of the fewest bytes, then of the fewest ways; None when there is none.
 
-    `states` and `contents` are held; contents in `without` and ways in `wrong` are not used. Dijkstra's search from the
-    target back.
+    `states` and `contents` are held, and so many bytes of `parts`; contents in `without` and ways in `wrong` are not
+    used. Dijkstra's search from the target back.
     """
     numbers = itertools.count()  # versions need no order among equals
     queue: list[tuple[int, int, int, Version | None, tuple]] = [(0, 0, next(numbers), target, ())]
@@ -135,7 +139,8 @@ def cheapest(
             content = way.content
             if content.content_hash in without or way.id in wrong:
                 continue
-            cost = 0 if content.content_hash in contents else content.content_bytes
+            name = content.content_hash
+            cost = 0 if name in contents else max(1, content.content_bytes - parts.get(name, 0))
             entry = num_bytes + cost, num_ways + 1, next(numbers), content.base, (way, linked)
             heapq.heappush(queue, entry)
     return None
@@ -180,62 +185,91 @@ def to_publish(line: Iterable[Manifest], base: Version, state_bytes: int) -> Wan
 class Needs(msgspec.Struct, frozen=True):
     """`max_age` in versions is the recipe's; `budget` in bytes is the owner's.
 
-    `states` that somebody reads and `contents` that somebody fetches or applies stay whatever the rules say.
+    `states` that somebody reads and `contents` that somebody fetches or applies stay whatever the rules say. `pulled`
+    are contents that peers take from us now.
     """
 
     max_age: int
     budget: int
     states: frozenset[Hash] = frozenset()
     contents: frozenset[Hash] = frozenset()
+    pulled: frozenset[Hash] = frozenset()
+
+
+class _Kept:
+    """What is kept, by kind and name: when it goes where the budget is too small, the least first; None: never."""
+
+    def __init__(self, held: Held, needs: Needs) -> None:
+        self._tables = {"state": held.states, "content": held.contents, "part": held.parts}
+        self._budget = needs.budget
+        self.ranks: dict[tuple[str, Hash], tuple[int, int] | None] = {}
+        self.ranks |= {("state", name): None for name in needs.states}
+        self.ranks |= {(kind, name): None for name in needs.contents for kind in ("content", "part")}
+
+    def add(self, kind: str, name: Hash, rank: tuple[int, int] | None) -> None:
+        """Who names it several times keeps it for the best reason."""
+        if name in self._tables[kind]:
+            before = self.ranks.get((kind, name), (-1, 0))
+            self.ranks[kind, name] = None if rank is None or before is None else max(rank, before)
+
+    def garbage(self) -> Garbage:
+        kept = {(kind, name) for kind, name in self.ranks if name in self._tables[kind]}
+        total = sum(self._tables[kind][name] for kind, name in kept)
+        loose = [(rank, name, kind) for (kind, name), rank in self.ranks.items() if rank is not None]
+        for _, name, kind in sorted(loose):
+            if total <= self._budget:
+                break
+            total -= self._tables[kind][name]
+            kept.discard((kind, name))
+        gone = {kind: frozenset(n for n in table if (kind, n) not in kept) for kind, table in self._tables.items()}
+        return Garbage(gone["state"], gone["content"], gone["part"])
+
+
+PLAIN, PULLED, PART = range(3)  # of what is loose: the first go first
 
 
 def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Sequence[Manifest] = ()) -> Garbage:
-    """Of what is held. `line`: the head's chain, the newest first; read only as far back as something is kept.
+    """Of what is held. `line`: the head's chain, the newest first.
 
-    `beside` are not on it, and one may be the next head: their contents and anchors are kept. So are the head's state,
-    the newest KEEP_ANCHORS anchors that are here and the deltas since the older of them (an anchor from which they are
-    more bytes than a state is of no use), deltas of the last `max_age` versions. Then the oldest go, down to the budget.
+    `beside` are not on it, and one may be the next head: their contents and anchors are kept, and what came of them. So
+    are the head's state, the newest KEEP_ANCHORS anchors that are here and the deltas since the older of them (an anchor
+    from which they are more bytes than a state is of no use), deltas of the last `max_age` versions; and what peers take
+    from us now with all deltas since, as whoever is slow needs them next. Down to the budget the oldest go, and of what
+    peers take or is on its way nothing before the rest.
     """
-    states = {m.version.hash: m.version.step for m in beside if has_anchor(m)}  # what is kept, and its step
-    contents = {content.content_hash: manifest.version.step for manifest in beside for content in manifest.contents}
-    fixed_states, fixed_contents = set(needs.states), set(needs.contents)
+    line, kept = list(line), _Kept(held, needs)
+    for manifest in beside:
+        _keep(kept, manifest, (PLAIN, manifest.version.step), state=has_anchor(manifest))
+        for content in manifest.contents:
+            kept.add("part", content.content_hash, (PART, manifest.version.step))
+    pulled = [number for number, manifest in enumerate(line) if needs.pulled & _names(manifest)]
+    since_pulled = max(pulled, default=-1)
     state_bytes = max(held.states.values(), default=0)
-    num_anchors, since_bytes, head = 0, 0, None
-    for manifest in line:
-        version, names = manifest.version, {content.content_hash for content in manifest.contents}
-        if head is None:
-            head = version
-            states[version.hash] = version.step
-            fixed_states.add(version.hash)
-            fixed_contents |= names
+    num_anchors = num_pulled = since_bytes = 0
+    for number, manifest in enumerate(line):
         linked = num_anchors < KEEP_ANCHORS and since_bytes <= state_bytes
-        if not linked and head.step - version.step > needs.max_age:
+        if not linked and line[0].version.step - manifest.version.step > needs.max_age and number > since_pulled:
             break
-        contents |= dict.fromkeys(names, version.step)
-        if has_anchor(manifest) and version.hash in held.states and num_anchors < KEEP_ANCHORS:
-            states.setdefault(version.hash, version.step)
-            num_anchors += 1
+        rank = (PULLED if number <= since_pulled else PLAIN), manifest.version.step
+        is_anchor = has_anchor(manifest) and manifest.version.hash in held.states
+        is_pulled = is_anchor and number in pulled and num_pulled < KEEP_PULLED
+        is_kept = is_anchor and num_anchors < KEEP_ANCHORS
+        _keep(kept, manifest, rank, state=False)
+        if is_kept or is_pulled:
+            kept.add("state", manifest.version.hash, rank if is_pulled else (PLAIN, manifest.version.step))
+        if number == 0:
+            _keep(kept, manifest, None, state=True)
+        num_anchors, num_pulled = num_anchors + is_kept, num_pulled + is_pulled
         since_bytes += manifest.contents[0].content_bytes
-    return _within(held, needs.budget, states, contents, fixed_states, fixed_contents)
+    return kept.garbage()
 
 
-def _within(
-    held: Held,
-    budget: int,
-    states: Mapping[Hash, int],
-    contents: Mapping[Hash, int],
-    fixed_states: AbstractSet[Hash],
-    fixed_contents: AbstractSet[Hash],
-) -> Garbage:
-    """All but what is kept; of that the oldest, until the rest fits."""
-    kept_states = {name for name in held.states if name in states or name in fixed_states}
-    kept_contents = {name for name in held.contents if name in contents or name in fixed_contents}
-    total = sum(held.states[name] for name in kept_states) + sum(held.contents[name] for name in kept_contents)
-    loose = [(states[name], name, True) for name in kept_states - fixed_states]
-    loose += [(contents[name], name, False) for name in kept_contents - fixed_contents]
-    for _, name, is_state in sorted(loose):
-        if total <= budget:
-            break
-        total -= held.states[name] if is_state else held.contents[name]
-        (kept_states if is_state else kept_contents).discard(name)
-    return Garbage(frozenset(held.states) - kept_states, frozenset(held.contents) - kept_contents)
+def _keep(kept: _Kept, manifest: Manifest, rank: tuple[int, int] | None, *, state: bool) -> None:
+    for content in manifest.contents:
+        kept.add("content", content.content_hash, rank)
+    if state:
+        kept.add("state", manifest.version.hash, rank)
+
+
+def _names(manifest: Manifest) -> frozenset[Hash]:
+    return frozenset(content.content_hash for content in manifest.contents)

@@ -29,6 +29,8 @@ class HolderRules(msgspec.Struct, frozen=True):
     longest_busy_s: float = 1.0
     slow_strikes: int = 2  # pieces that another had to take over, until it counts as slow
     failures: int = 3  # in a row, until it counts as slow
+    few: int = 2  # are asked at a time for a small content, as asking all would cost more than it
+    silent_s: float = 1.0  # without an answer: then another one is asked
 
 
 class Holder(msgspec.Struct):
@@ -37,7 +39,9 @@ class Holder(msgspec.Struct):
     is_corrupt: bool = False
     num_slow: int = 0
     num_failures: int = 0  # in a row
+    is_named: bool = False  # by one that has it
     is_asked: bool = False
+    asked_at: float = 0.0
     ask_at: float = 0.0
     parked_until: float = 0.0
     speed: float = 0.0  # bytes a second of one stream, 0 while unknown
@@ -66,11 +70,14 @@ class Remembered:
 
 
 class Holders:
-    """The holders of one content, by peer. `me` is never asked."""
+    """The holders of one content, by peer. `me` is never asked; for a small content only a few are at a time."""
 
-    def __init__(self, me: str, num_pieces: int, known: dict[str, Holder], rules: HolderRules) -> None:
-        self._me, self._num_pieces, self._rules = me, num_pieces, rules
+    def __init__(
+        self, me: str, num_pieces: int, known: dict[str, Holder], rules: HolderRules, *, is_small: bool = False
+    ) -> None:
+        self._me, self._num_pieces, self._rules, self._is_small = me, num_pieces, rules, is_small
         self._known = known
+        self._asks: list[float] = []  # of a small content, the last ones
         for holder in known.values():  # of the last attempt: only what they did wrong counts
             known[holder.peer] = Holder(holder.peer, is_corrupt=holder.is_corrupt, num_slow=holder.num_slow)
 
@@ -84,6 +91,7 @@ class Holders:
         for peer in peers:
             holder = self._known.get(peer)
             if holder is not None:
+                holder.is_named |= named
                 if named and not holder.is_asked:
                     holder.ask_at = min(holder.ask_at, max(now, holder.parked_until))
                 continue
@@ -91,14 +99,34 @@ class Holders:
                 continue
             if len(self._watched()) >= most and not self._drop_one(now):
                 return
-            self._known[peer] = Holder(peer)
+            self._known[peer] = Holder(peer, is_named=named)
 
     def to_ask(self, now: float) -> list[str]:
         """Whom to ask now what it has; they count as asked until they answered or failed."""
         due = [h for h in self._watched() if not h.is_asked and h.ask_at <= now and h.parked_until <= now]
+        if self._is_small:
+            due = self._few(due, now)
         for holder in due:
-            holder.is_asked = True
+            holder.is_asked, holder.asked_at = True, now
         return [holder.peer for holder in due]
+
+    def _few(self, due: list[Holder], now: float) -> list[Holder]:
+        """Those that others named, and so many more that a few are asked or serve it; those that have not answered first."""
+        rules = self._rules
+        self._asks = [at for at in self._asks if now - at < rules.hungry_s]
+        num_hopeful = sum(self._is_hopeful(holder, now) for holder in self._watched())
+        due.sort(key=lambda holder: (not holder.is_named, holder.have is not None, holder.ask_at))
+        num_named = sum(holder.is_named and holder.have is None for holder in due)
+        chosen = due[: max(num_named, rules.few - max(num_hopeful, len(self._asks)))]
+        self._asks += [now for holder in chosen if not holder.is_named]
+        return chosen
+
+    def _is_hopeful(self, holder: Holder, now: float) -> bool:
+        """It may answer, or give us something now."""
+        if holder.is_asked:
+            return now - holder.asked_at < self._rules.silent_s
+        is_free = holder.parked_until <= now and holder.refused_until <= now
+        return bool(holder.have) and is_free and not self.is_slow(holder)
 
     def answered(self, peer: str, have: frozenset[int], now: float, *, hungry: bool) -> None:
         holder, rules = self[peer], self._rules
@@ -111,6 +139,7 @@ class Holders:
         holder, rules = self[peer], self._rules
         holder.is_asked = False
         holder.num_failures += 1
+        self._asks = self._asks[1:]  # it cost nothing, and says nothing
         pause_s = min(rules.pause_s * 2 ** (holder.num_failures - 1), rules.longest_pause_s)
         holder.parked_until = max(holder.parked_until, now + pause_s)
         holder.ask_at = holder.parked_until

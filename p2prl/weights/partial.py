@@ -13,13 +13,14 @@ import struct
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from blake3 import blake3
 
-from p2prl.errors import BadRecord, StoreError
-from p2prl.records import PIECE_BYTES, Content
+from p2prl.errors import BadRecord, StoreError, Unreachable
+from p2prl.records import PIECE_BYTES, Content, Hash
 from p2prl.weights.messages import piece_bytes
 
 PART, LIST, NEW = ".part", ".have", ".have.new"  # what the files end in
@@ -68,6 +69,23 @@ def part_paths(folder: Path, content_hash: bytes) -> tuple[Path, Path]:
 def left_over(folder: Path) -> list[Path]:
     """Files of transfers that did not end, in `folder`; whoever collects garbage decides which to keep."""
     return sorted(path for end in (PART, LIST, NEW) for path in folder.glob(f"??/.{'?' * 64}{end}"))
+
+
+def parts_in(folder: Path) -> Iterator[tuple[Hash, int]]:
+    """The contents of which `folder` has a part, and `part_bytes` of each."""
+    for path in folder.glob(f"??/.{'?' * 64}{LIST}"):
+        with suppress(ValueError):  # somebody else's file
+            name = bytes.fromhex(path.name[1:65])
+            yield name, part_bytes(folder, name)
+
+
+def part_bytes(folder: Path, content_hash: Hash) -> int:
+    """Bytes of the pieces that its list names, at most; 0 where there is none."""
+    part, listed = part_paths(folder, content_hash)
+    try:
+        return min(part.stat().st_size, PIECE_BYTES * (listed.stat().st_size // _RECORD.size))
+    except OSError:
+        return 0
 
 
 class Partial:
@@ -144,7 +162,10 @@ class Partial:
         return PIECE_BYTES * len(self.have) - cut
 
     def finish(self) -> Path:
-        """Give the whole file its name. BadRecord when the pieces do not make the content: then all of it goes."""
+        """Give the whole file its name. BadRecord when the pieces do not make the content: then all of it goes.
+
+        Unreachable when one of them rotted on this disk: it is lost when the file is opened again.
+        """
         part, listed = part_paths(self.target.parent.parent, self.content.content_hash)
         with self._lock:
             if not (self._is_open and self.is_whole):
@@ -152,6 +173,8 @@ class Partial:
             try:
                 self._hash_on()
                 if self._whole.digest() != self.content.content_hash:
+                    if not all(_is_whole(self._file, self.content, index) for index in self.have):
+                        raise Unreachable(f"a piece of {self.target.name[:16]} rotted on this disk and is got again")
                     self._disk.unlink(listed)
                     self._disk.unlink(part)
                     raise BadRecord("the pieces that a manifest lists do not make the content that it names")
@@ -224,4 +247,5 @@ def _sync_folder(folder: Path, disk: Disk) -> None:
 
 
 def _no_store(target: Path, error: OSError) -> StoreError:
-    return StoreError(f"can't store {target.name[:16]} in {target.parent.parent}: {error}; free some space")
+    fix = "free some space, or give this user the folder"
+    return StoreError(f"can't store {target.name[:16]} in {target.parent.parent}: {error.strerror or error}; {fix}")

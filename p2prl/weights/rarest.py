@@ -20,6 +20,7 @@ import msgspec
 from p2prl.records import Content
 from p2prl.weights.holders import Holder, HolderRules, Holders
 from p2prl.weights.messages import MAX_ASKED, piece_bytes
+from p2prl.weights.streams import PieceStream
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -57,17 +58,6 @@ class Stop(msgspec.Struct, frozen=True):
 Action = Ask | Start | Stop
 
 
-class _Stream(msgspec.Struct):
-    peer: str
-    expected: set[int]  # the current one too
-    started: float
-    current: int | None = None
-    began: float = 0.0  # the current piece
-    moved: float = 0.0
-    num_bytes: int = 0  # of the current piece
-    total_bytes: int = 0
-
-
 class Board:
     """One transfer. The driver reports events, then does what `decide` says."""
 
@@ -84,7 +74,7 @@ class Board:
         self.holders = holders
         self._missing = set(range(num_pieces)) - set(done)  # neither verified nor being verified
         self._checking: set[int] = set()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, PieceStream] = {}
         self._next_stream = 0
         self._began: float | None = None  # when the first holder answered
         self._is_open = False
@@ -95,6 +85,11 @@ class Board:
     @property
     def is_done(self) -> bool:
         return not self._missing and not self._checking
+
+    @property
+    def num_senders(self) -> int:
+        """Peers that streams run from."""
+        return len({found.peer for found in self._streams.values()})
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -108,7 +103,7 @@ class Board:
         found = self._streams.get(stream)
         if found is None or index not in found.expected or index not in self._missing:
             return False
-        found.current, found.began, found.moved, found.num_bytes = index, now, now, 0
+        found.heads(index, now)
         return True
 
     def moved(self, stream: int, num_bytes: int, now: float) -> None:
@@ -128,13 +123,10 @@ class Board:
     def checking(self, stream: int, now: float) -> None:
         """All of the current piece came; it is being verified."""
         found = self._streams[stream]
-        assert found.current is not None
-        self._missing.discard(found.current)
-        self._checking.add(found.current)
-        found.expected.discard(found.current)
-        found.current, found.began, found.num_bytes = None, now, 0
-        holder = self.holders[found.peer]
-        speed = found.total_bytes / max(now - found.started, 1e-6)
+        index = found.ends(now)
+        self._missing.discard(index)
+        self._checking.add(index)
+        holder, speed = self.holders[found.peer], found.mean_speed(now)
         holder.speed = speed if holder.speed == 0.0 else 0.5 * (holder.speed + speed)
 
     def verified(self, peer: str, index: int, now: float) -> None:
@@ -243,21 +235,21 @@ class Board:
 
     def _taken_over(self, holder: Holder, usable: Sequence[Holder], now: float) -> list[int]:
         """Part of what waits at the holder that needs longest; else the piece that comes slowest, as well."""
-        others = [
-            found for found in self._streams.values() if found.peer != holder.peer and self._next(found) is not None
-        ]
-        others.sort(key=lambda found: self._left_s(found, now), reverse=True)
+        streams = self._streams.values()
+        others = [each for each in streams if each.peer != holder.peer and each.next_of(self._missing) is not None]
+        others.sort(key=lambda found: found.left_s(now), reverse=True)
         for found in others:
-            waiting = self._allowed(holder, self._missing & found.expected - {self._next(found)}, usable, now)
-            if waiting and self._left_s(found, now) > self._rules.takeover_s:
-                its_speed = self._speed(found, now)
+            waiting = self._missing & found.expected - {found.next_of(self._missing)}
+            waiting = self._allowed(holder, waiting, usable, now)
+            if waiting and found.left_s(now) > self._rules.takeover_s:
+                its_speed = found.speed(now)
                 part = (holder.speed or its_speed) / ((holder.speed or its_speed) + its_speed)
                 num_taken = max(1, min(MAX_ASKED, round(part * len(waiting))))
                 taken = sorted(waiting)[-num_taken:]
                 found.expected -= set(taken)
                 return taken
         for found in others:
-            index = self._next(found)
+            index = found.next_of(self._missing)
             if index is not None and self._allowed(holder, {index}, usable, now):
                 speed = holder.speed or self._mean_speed(usable)
                 own_s = piece_bytes(self._content_bytes, index) / speed if speed else None
@@ -273,42 +265,20 @@ class Board:
             late = all(now - found.moved > rules.silent_s for found in rivals)
         else:
             limit_s = rules.takeover * own_s + rules.takeover_s
-            late = all(self._piece_left_s(found, index, now) > limit_s for found in rivals)
+            late = all(found.piece_left_s(index, now) > limit_s for found in rivals)
         return late and len(rivals) < rules.streams_per_piece
-
-    def _next(self, found: _Stream) -> int | None:
-        """The piece that comes now, or is likely to; None when nothing that we miss does."""
-        if found.current is not None:
-            return found.current if found.current in self._missing else None
-        return min(found.expected & self._missing, default=None)
 
     def _start(self, holder: Holder, chosen: list[int], now: float) -> Start:
         stream, self._next_stream = self._next_stream, self._next_stream + 1
-        self._streams[stream] = _Stream(holder.peer, set(chosen), now, began=now, moved=now)
+        self._streams[stream] = PieceStream(holder.peer, set(chosen), self._content_bytes, now, now, now)
         return Start(stream, holder.peer, tuple(chosen), tuple(self.holders.useless_for(chosen)))
 
     def _num_streams(self, holder: Holder) -> int:
         return sum(found.peer == holder.peer for found in self._streams.values())
 
-    # -- how fast ---------------------------------------------------------------------------------------------------
-
-    def _speed(self, found: _Stream, now: float) -> float:
-        """Of a stream, bytes a second; while nothing came, what would come in the next moment."""
-        return max(found.total_bytes, 2**16) / max(now - found.started, 1e-3)
-
     def _mean_speed(self, usable: Sequence[Holder]) -> float:
         speeds = [holder.speed for holder in usable if holder.speed and not self.holders.is_slow(holder)]
         return sum(speeds) / len(speeds) if speeds else 0.0
-
-    def _piece_left_s(self, found: _Stream, index: int, now: float) -> float:
-        """Until the current piece is here; who pauses is expected to pause longer."""
-        left = piece_bytes(self._content_bytes, index) - found.num_bytes
-        elapsed_s = now - found.began
-        return max(elapsed_s * left / max(found.num_bytes, 2**16), 3 * (now - found.moved))
-
-    def _left_s(self, found: _Stream, now: float) -> float:
-        left = sum(piece_bytes(self._content_bytes, index) for index in found.expected) - found.num_bytes
-        return max(left / self._speed(found, now), 3 * (now - found.moved))
 
 
 def _rarity(pool: Collection[int], holders: Iterable[Holder]) -> Counter[int]:

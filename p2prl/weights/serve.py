@@ -2,22 +2,24 @@
 
 In: requests of peers. Out: bitmaps of pieces, streams of pieces; or for a learner that spares its upload, whom to ask.
 
-Invariants: only pieces that were verified are served; a request costs memory for one chunk of a stream, whatever it
-asks for; no file is touched on the loop.
+Invariants: only pieces that were verified are served, and each is hashed again while it is read: of one that rotted on
+our disk the last chunk is never sent, so nobody takes it for ours. A request costs memory for one chunk of a stream,
+whatever it asks for; no file is touched on the loop.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from p2prl import codec
 from p2prl.clock import Clock
 from p2prl.errors import BadRecord, Unreachable
-from p2prl.records import PIECE_BYTES
+from p2prl.records import PIECE_BYTES, Hash
 from p2prl.swarm.metered_transport import MeteredTransport
 from p2prl.swarm.transport import MAX_ITEM_BYTES
 from p2prl.weights.messages import (
@@ -33,15 +35,24 @@ from p2prl.weights.messages import (
     to_bits,
 )
 from p2prl.weights.partial import Partial
+from p2prl.weights.pulled import Pulled
 from p2prl.weights.spare import HOLDER, LEARNER, Spare
 
 LEAST_ITEM_BYTES = 4 * 2**10
 CHUNK_BYTES = 2**20  # read at once, in a thread
 Find = Callable[[bytes], Path | None]
+Expect = Callable[[bytes], Collection[tuple[Hash, ...]]]
+
+
+async def _keep(content_hash: bytes) -> None:
+    """Whoever serves a file that nobody makes again leaves it there."""
 
 
 class PieceServer:
     """Registers `weights` and `have`. `find` gives the whole file of a content hash, and may not block for long.
+
+    `expect` gives the lists of pieces that manifests name for a content, and may not block for long either: there may be
+    several, as anybody may publish a false one. Where a piece is in none of them, `rotted` is awaited.
 
     `partials` are the contents on their way: `fetch` puts its own there. While `spares()` each piece goes to few peers.
     `item_bytes()` is the longest item that keeps the upload even under its cap; the transport's own word by default.
@@ -52,11 +63,15 @@ class PieceServer:
         transport: MeteredTransport,
         clock: Clock,
         find: Find,
+        expect: Expect,
         *,
+        rotted: Callable[[bytes], Awaitable[None]] = _keep,
         spares: Callable[[], bool] = lambda: False,
         item_bytes: Callable[[], int] | None = None,
+        pulled: Pulled | None = None,
     ) -> None:
-        self._clock, self._find = clock, find
+        self._clock, self._find, self._expect, self._rotted = clock, find, expect, rotted
+        self._pulled = pulled or Pulled()
         self._spares, self._item_bytes = spares, item_bytes or transport.up_item_bytes
         self._spare = Spare()
         self.partials: dict[bytes, Partial] = {}
@@ -98,21 +113,30 @@ class PieceServer:
         spare.begin(content, index, peer, self._clock.monotonic())
         try:
             yield codec.encode(PieceHead(index, num_bytes))
-            async with contextlib.aclosing(self._chunks(content, index * PIECE_BYTES, num_bytes)) as chunks:
+            async with contextlib.aclosing(self._chunks(held, content, index, num_bytes)) as chunks:
                 async for chunk in chunks:
                     for at in range(0, len(chunk), item_bytes):
                         yield chunk[at : at + item_bytes]
-                        spare.moved(content, index, peer, self._clock.monotonic())
+                        now = self._clock.monotonic()
+                        spare.moved(content, index, peer, now)
+                        self._pulled.took(content, now)
             whole = True
         finally:
             spare.end(content, index, peer, self._clock.monotonic(), whole=whole)
 
-    async def _chunks(self, content_hash: bytes, offset: int, num_bytes: int) -> AsyncGenerator[bytes, None]:
-        """One is read ahead while the last one is being sent."""
+    async def _chunks(
+        self, held: "_Held", content_hash: bytes, index: int, num_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """One is read and hashed ahead while the last one is being sent."""
+        digest, offset = blake3(), index * PIECE_BYTES
+
+        def take(at: int) -> bytes:
+            data = self._read(content_hash, offset + at, min(CHUNK_BYTES, num_bytes - at))
+            digest.update(data)
+            return data
 
         def read(at: int) -> asyncio.Future[bytes]:
-            length = min(CHUNK_BYTES, num_bytes - at)
-            reading = asyncio.ensure_future(asyncio.to_thread(self._read, content_hash, offset + at, length))
+            reading = asyncio.ensure_future(asyncio.to_thread(take, at))
             reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
             return reading
 
@@ -122,6 +146,9 @@ class PieceServer:
                 chunk = await ahead
                 if at < num_bytes:
                     ahead = read(at)
+                elif not held.fits(index, digest.digest()):
+                    await self._rotted(content_hash)
+                    raise Unreachable(f"piece {index} is not whole on this disk any more")
                 yield chunk
         finally:
             ahead.cancel()
@@ -140,8 +167,10 @@ class PieceServer:
     def _look(self, content_hash: bytes) -> "_Held":
         for path, partial in self._paths(content_hash):
             with contextlib.suppress(OSError):  # what can't be read is not here for others
-                return _Held(path.stat().st_size, partial)
-        return _Held(0, None)
+                num_bytes = path.stat().st_size
+                pieces = self._expect(content_hash) if partial is None else (partial.content.pieces,)
+                return _Held(num_bytes if pieces else 0, partial, pieces)
+        return _Held(0, None, ())
 
     def _read(self, content_hash: bytes, offset: int, num_bytes: int) -> bytes:
         """Opened for each chunk: a caller that leaves in mid read leaves nothing open."""
@@ -159,10 +188,14 @@ class PieceServer:
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """What we have of a content: its whole length, and the partial file where not all of it is here."""
+    """What we have of a content: its whole length, and the partial file where not all of it is here.
+
+    `pieces`: lists of hashes; a piece is right when one of them says so.
+    """
 
     num_bytes: int
     partial: Partial | None
+    pieces: Collection[tuple[Hash, ...]]
 
     @property
     def num_pieces(self) -> int:
@@ -174,3 +207,6 @@ class _Held(msgspec.Struct, frozen=True):
 
     def has(self, index: int) -> bool:
         return self.partial is None or index in self.partial.have
+
+    def fits(self, index: int, digest: Hash) -> bool:
+        return any(index < len(pieces) and pieces[index] == digest for pieces in self.pieces)

@@ -22,7 +22,7 @@ from p2prl.models.state import state_hash
 from p2prl.records import Hash
 from p2prl.weights.chain import Garbage, Held
 from p2prl.weights.partial import content_path as path_of
-from p2prl.weights.partial import left_over
+from p2prl.weights.partial import left_over, part_bytes, part_paths, parts_in
 
 STAGED = ".staged"
 _NAME_CHARS = 64
@@ -55,6 +55,7 @@ class WeightStore:
         self._states, self._blobs = states, blobs
         self._state_bytes: dict[Hash, int] = {}
         self._content_bytes: dict[Hash, int] = {}
+        self._part_bytes: dict[Hash, int] = {}
         self._numbers = count()
 
     def open(self) -> None:
@@ -67,6 +68,7 @@ class WeightStore:
         with self._told("read"):
             self._state_bytes = dict(_named(self._states))
             self._content_bytes = dict(_named(self._blobs))
+            self._part_bytes = dict(parts_in(self._blobs))
 
     def sweep(self, spare_pid: int | None = None) -> None:
         """Remove what a process left that died while it wrote; all of it, but for that of one process.
@@ -85,7 +87,7 @@ class WeightStore:
 
     @property
     def held(self) -> Held:
-        return Held(dict(self._state_bytes), dict(self._content_bytes))
+        return Held(dict(self._state_bytes), dict(self._content_bytes), dict(self._part_bytes))
 
     def has_state(self, name: Hash) -> bool:
         return name in self._state_bytes
@@ -118,6 +120,18 @@ class WeightStore:
 
     def found_content(self, name: Hash) -> None:
         _note(self._content_bytes, name, self.content_path(name))
+        if name in self._content_bytes:
+            self._part_bytes.pop(name, None)
+
+    def found_part(self, name: Hash) -> None:
+        """What came of it until now stays until it is fetched on."""
+        self._part_bytes.pop(name, None)
+        if name not in self._content_bytes and (num_bytes := part_bytes(self._blobs, name)):
+            self._part_bytes[name] = num_bytes
+
+    def forget_state(self, name: Hash) -> None:
+        """Not held from now on; its file stays for those who read it, until another takes its place."""
+        self._state_bytes.pop(name, None)
 
     def drop_state(self, name: Hash) -> None:
         """Not held from now on, whatever comes of the file."""
@@ -131,6 +145,7 @@ class WeightStore:
     def drop_parts(self, but: AbstractSet[Hash]) -> None:
         """What is left of transfers that did not end, of other contents than these."""
         names = {name.hex() for name in but}
+        self._part_bytes = {name: num_bytes for name, num_bytes in self._part_bytes.items() if name in but}
         self._unlink(left for left in left_over(self._blobs) if left.name[1 : 1 + _NAME_CHARS] not in names)
 
     def collect(self, garbage: Garbage) -> int:
@@ -140,9 +155,12 @@ class WeightStore:
             self._state_bytes.pop(name, None)
         for name in garbage.contents:
             self._content_bytes.pop(name, None)
-        self._unlink([*map(self.state_path, garbage.states), *map(self.content_path, garbage.contents)])
-        freed = [held.states.get(name, 0) for name in garbage.states]
-        return sum(freed) + sum(held.contents.get(name, 0) for name in garbage.contents)
+        for name in garbage.parts:
+            self._part_bytes.pop(name, None)
+        parts = [path for name in garbage.parts for path in part_paths(self._blobs, name)]
+        self._unlink([*map(self.state_path, garbage.states), *map(self.content_path, garbage.contents), *parts])
+        kinds = ((held.states, garbage.states), (held.contents, garbage.contents), (held.parts, garbage.parts))
+        return sum(table.get(name, 0) for table, names in kinds for name in names)
 
     def verify(self) -> tuple[Fault, ...]:
         """Read all of it; what is not what its name says is dropped and told of."""

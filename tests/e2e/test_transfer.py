@@ -141,3 +141,45 @@ async def test_a_fetcher_that_is_killed_goes_on_where_it_was(processes: Processe
         assert fetched <= content.content_bytes - 5 * PIECE_BYTES + 2**16
     finally:
         await transport.stop()
+
+
+@pytest.mark.timeout(120)
+async def test_two_that_pull_share_a_cap_that_is_kept_and_changed_live(processes: Processes, holders: list[Holder]):
+    """One holder and two that fetch from it, over real streams: neither is under 40 %, any 5 s are within 5 % of the cap."""
+    root, holder = processes.root, holders[0]
+    content = content_of(root / VERSION)
+    peer = peer_of(holder.address)
+    pulling = [make_transport(root, f"puller{number}")[1] for number in range(2)]
+    fetching: list[asyncio.Task[Path]] = []
+
+    async def received(cap: float) -> list[int]:
+        """By each over five seconds under this cap, the first moments of it left out."""
+        holder.set_rates(cap)
+        await asyncio.sleep(1.0)
+        began, before = time.perf_counter(), [each.with_peer(peer).received_bytes for each in pulling]
+        await asyncio.sleep(5.0)
+        span_s = time.perf_counter() - began
+        return [
+            int((each.with_peer(peer).received_bytes - old) * 5.0 / span_s)
+            for each, old in zip(pulling, before, strict=True)
+        ]
+
+    try:
+        holder.set_rates(3.0 * MIB)
+        for number, transport in enumerate(pulling):
+            await transport.start()
+            await transport.join([holder.address])
+            work = fetch(transport, content, lambda: [peer], root / f"pulled{number}", options=Options(seed=number))
+            fetching.append(asyncio.create_task(work))
+        for cap in (3.0 * MIB, 1.5 * MIB):
+            shares = await received(cap)
+            assert 0.95 * cap * 5 <= sum(shares) <= 1.05 * cap * 5, (cap, shares)
+            assert min(shares) >= 0.4 * sum(shares), shares
+        holder.set_rates(None)
+        for path in await asyncio.gather(*fetching):
+            assert path.read_bytes() == (root / VERSION).read_bytes()
+    finally:
+        for task in fetching:
+            task.cancel()
+        await asyncio.gather(*fetching, return_exceptions=True)
+        await asyncio.gather(*(transport.stop() for transport in pulling))

@@ -8,10 +8,12 @@ import pytest
 
 from p2prl import codec
 from p2prl.errors import BadRecord, Unreachable
+from p2prl.models.state import Payload, write_payloads
 from p2prl.node import manifests
 from p2prl.node.manifests import SETTLED, ManifestExchange, ManifestsRequest
 from p2prl.node.state import NodeState
 from p2prl.records import Content, Manifest, Version
+from p2prl.simulate.scripted_ports import write_version
 from tests import factories
 
 
@@ -64,6 +66,39 @@ def test_the_newest_of_the_chain_are_in_memory_and_all_of_it_in_the_store(state:
     assert state.sealed_manifest(ids[0]) is not None
     exchange.prune()
     assert len(state.manifests) == kept
+
+
+def test_what_peers_take_stays_in_memory_with_all_since(state: NodeState) -> None:
+    """Its pieces could not be served, and what leads on from it would go."""
+    exchange = ManifestExchange(state)
+    ids = grow(state, 300, anchors=range(250, 300, 20))
+    state.head_id = ids[-1]
+    taken = state.manifests[ids[150]].contents[0].content_hash
+    exchange.prune(frozenset({taken}))
+    assert steps(state.manifests) == list(range(151, 301))
+    exchange.prune()
+    assert len(state.manifests) == 8 + SETTLED + 1
+
+
+@pytest.mark.parametrize("rank", [0, 4, 1024])
+def test_a_content_is_bounded_by_what_the_recipe_makes_of_the_base(state: NodeState, rank: int) -> None:
+    """Adapters (rank 0: none) may be larger than the model, but never larger than their rank makes them."""
+    payloads = [Payload(f"layers.0.{name}.weight", (64, 32), lambda: memoryview(bytes(4096))) for name in "qk"]
+    write_payloads(state.base_path, payloads)
+    if rank:
+        lora = state.recipe.learner.lora.model_copy(update={"rank": rank, "targets": ("q",)})
+        learner = state.recipe.learner.model_copy(update={"training": "lora", "lora": lora})
+        state.recipe = state.recipe.model_copy(update={"learner": learner})
+    most = 2 * rank * (64 + 32) if rank else 2 * 4096
+    exchange = ManifestExchange(state)
+    (made,) = grow(state, 1)
+    for num_bytes, is_refused in ((most, False), (most + 2 * 2**13, True)):
+        plain = factories.anchor(1)
+        content = msgspec.structs.replace(plain, content_bytes=num_bytes, pieces=(bytes(32),))
+        manifest = msgspec.structs.replace(state.manifests[made], contents=(content,))
+        why = "announces a content of" if is_refused else "no majority of votes"  # what is looked at next
+        with pytest.raises(BadRecord, match=why):
+            exchange.keep(made, manifest, b"")
 
 
 def test_memory_goes_back_to_the_anchors_but_never_without_bound(
@@ -127,7 +162,7 @@ async def test_a_branch_forgotten_while_it_is_served_ends_quietly(state: NodeSta
 
 
 def test_lies_about_sizes_are_refused_before_anything_is_kept(state: NodeState) -> None:
-    state.base_path.write_bytes(bytes(1000))
+    write_version(state.base_path, bytes(1000))
     exchange = ManifestExchange(state)
     (made,) = grow(state, 1)
     manifest = state.manifests[made]

@@ -10,10 +10,9 @@ from blake3 import blake3
 from p2prl.config import NodeConfig
 from p2prl.errors import BadRecord, StoreError
 from p2prl.learner.publish import content_of
-from p2prl.node import versions
 from p2prl.records import Content, Version
 from p2prl.simulate.scripted_ports import write_version
-from p2prl.weights import delta
+from p2prl.weights import apply, delta
 from p2prl.weights.partial import Partial, left_over
 from p2prl.weights.store import path_of
 from tests.unit.node import version_nodes
@@ -32,7 +31,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
         made.append(len(deltas))
         real(parent, deltas, *args, **more)  # pyright: ignore
 
-    monkeypatch.setattr("p2prl.node.versions.delta.apply", counted)
+    monkeypatch.setattr("p2prl.weights.delta.apply", counted)
     return made
 
 
@@ -75,7 +74,7 @@ async def test_a_delta_bomb_is_a_pass_of_its_own(swarm: Swarm, passes: Passes, m
     assert all(swarm.content(step).content_bytes < 0.02 * 2 * NUM_WORDS for step in range(2, 11))
     node = await newcomer(swarm)
     await obtain(swarm, node, 10)
-    assert max(passes) <= versions.MAX_REWRITES and holds(swarm, node, 10)
+    assert max(passes) <= apply.MAX_REWRITES and holds(swarm, node, 10)
     assert node.steps() == [1, 10], "the anchor, and the version"
 
 
@@ -100,7 +99,7 @@ async def test_a_pass_that_nobody_waits_for_stops_and_the_next_attempt_goes_on(
             raise
 
     with monkeypatch.context() as patch:
-        patch.setattr("p2prl.node.versions.delta.apply", slow)
+        patch.setattr("p2prl.weights.delta.apply", slow)
         task = asyncio.create_task(obtain(swarm, node, 6))
         await asyncio.to_thread(applying.wait, 30)
         task.cancel()
@@ -159,10 +158,10 @@ async def test_an_anchor_whose_state_is_made_again_is_compared_again(swarm: Swar
     swarm.grow(2, anchors=[2])
     node = await newcomer(swarm)
     name, anchor = swarm.version(2).hash, swarm.content(2, "anchor").content_hash
-    node.versions._anchors[anchor] = name
+    node.versions.served._anchors[anchor] = name
     await obtain(swarm, node, 2)
-    assert node.versions._anchors == {}
-    assert node.versions._find(anchor) == node.state.weights.state_path(name)
+    assert node.versions.served._anchors == {}
+    assert node.versions.served.find(anchor) == node.state.weights.state_path(name)
 
 
 async def test_parts_of_what_is_not_wanted_any_more_go(swarm: Swarm) -> None:

@@ -1,6 +1,7 @@
 """A version's weights come the cheapest way that works; what is wrong is never used, and whose fault it is is known."""
 
 import asyncio
+import random
 import threading
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from p2prl.learner.publish import Folders, content_of, publish
 from p2prl.models.state import state_hash
 from p2prl.records import Content, DeltaBase, StepReport, Version
 from p2prl.simulate.scripted_ports import write_version
-from p2prl.weights import chain as chains
 from p2prl.weights import delta
 from p2prl.weights.partial import part_paths
 from p2prl.weights.store import path_of
@@ -67,9 +67,9 @@ async def test_an_anchor_made_of_deltas_is_served_too(swarm: Swarm) -> None:
     swarm.teach(one)
     await obtain(swarm, one, 3)
     assert swarm.content(3, "anchor").content_hash not in one.contents()
-    found = one.versions._find(swarm.content(3, "anchor").content_hash)
+    found = one.versions.served.find(swarm.content(3, "anchor").content_hash)
     assert found == one.state.weights.state_path(swarm.version(3).hash)
-    assert one.versions._find(bytes(32)) is None
+    assert one.versions.served.find(bytes(32)) is None
 
 
 async def test_an_anchor_of_other_bytes_than_ours_is_not_served_for_it(swarm: Swarm) -> None:
@@ -88,7 +88,7 @@ async def test_an_anchor_of_other_bytes_than_ours_is_not_served_for_it(swarm: Sw
     swarm.grow(1, anchors=[1], tell=another)
     node = await swarm.newcomer(1)
     await obtain(swarm, node, 1)
-    assert node.versions._find(swarm.content(1, "anchor").content_hash) is None
+    assert node.versions.served.find(swarm.content(1, "anchor").content_hash) is None
 
 
 async def wrong_bits(path: Path) -> None:
@@ -222,7 +222,7 @@ async def test_a_full_disk_is_ours_to_say(swarm: Swarm, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("p2prl.node.versions.delta.apply", full)
+        patch.setattr("p2prl.weights.delta.apply", full)
         with pytest.raises(StoreError, match="No space left on device; free some space"):
             await obtain(swarm, node, 1)
     assert node.state.faults.of(swarm.learner.state.me) == 0
@@ -242,7 +242,7 @@ async def test_whoever_is_cut_short_while_it_applies_leaves_nothing_wrong(
         assert go_on.wait(30)
         real(*args, **more)  # pyright: ignore
 
-    monkeypatch.setattr("p2prl.node.versions.delta.apply", slow)
+    monkeypatch.setattr("p2prl.weights.delta.apply", slow)
     task = asyncio.create_task(obtain(swarm, node, 2))
     await asyncio.to_thread(applying.wait, 30)
     task.cancel()
@@ -328,17 +328,22 @@ async def test_a_step_that_came_to_nothing_leaves_no_file(swarm: Swarm) -> None:
 
 
 async def test_any_order_of_arrival_ends_in_the_same_store(swarm: Swarm) -> None:
-    swarm.grow(5)
-    stores = []
-    for number, order in enumerate([(1, 2, 3, 4, 5), (5,), (3, 5), (2, 1, 5), (4, 4, 5)], 1):
+    """Versions are followed in any order, some never, some twice, and some of their contents came before."""
+    swarm.grow(6)
+    source, stores = random.Random(0), []
+    for number in range(1, 17):
         node = swarm.node(number)
         await swarm.connect(node)
         swarm.teach(node)
-        for step in order:
+        for step in source.sample(range(1, 7), source.randint(0, 3)):  # as of an attempt that failed later
+            path = node.state.weights.content_path(swarm.content(step).content_hash)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(swarm.file(swarm.content(step)).read_bytes())
+        node.state.weights.look()
+        for step in [*source.choices(range(1, 7), k=source.randint(0, 6)), 6]:
             await obtain(swarm, node, step)
+            assert holds(swarm, node, step)
         node.loop.adopt(swarm.manifests[-1][0])
         await node.versions.collect()
         stores.append((node.steps(), sorted(node.state.weights.held.contents)))
-    assert all(found == stores[0] for found in stores)
-    assert stores[0][0] == [5]
-    assert chains.has_anchor(swarm.manifests[0][2]) is False
+    assert stores == [([6], sorted(swarm.content(step).content_hash for step in range(1, 7)))] * len(stores)

@@ -4,7 +4,7 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.codec import content_hash
@@ -76,6 +76,16 @@ def test_what_is_held_costs_nothing_and_what_failed_is_not_used() -> None:
     assert path_to(3, manifests, 1, without=[delta(2), anchor(3)]) is None
     assert path_to(3, manifests, 3) == Path(version(3), (), 0)
     assert path_to(9, manifests, 1) is None
+
+
+def test_half_an_anchor_costs_the_other_half() -> None:
+    manifests = line((anchor(1),), (delta(2, 300),), (delta(3, 300), anchor(3)))
+    ways, parts = chain.ways_of(manifests), {anchor(1).content_hash: 700}
+    fresh, begun = chain.cheapest(version(3), ways, set()), chain.cheapest(version(3), ways, set(), parts=parts)
+    assert fresh is not None and begun is not None
+    assert ([way.content for way in fresh.ways], fresh.num_bytes) == ([anchor(3)], STATE_BYTES)
+    assert [way.content for way in begun.ways] == [anchor(1), delta(2, 300), delta(3, 300)]
+    assert begun.num_bytes == STATE_BYTES - 700 + 600
 
 
 def test_a_wrong_way_bars_its_content_there_alone() -> None:
@@ -228,8 +238,16 @@ def homes(draw: st.DrawFn) -> tuple[list[Manifest], Held, Needs]:
     states = {version(step).hash: STATE_BYTES for step in {num, *draw(st.sets(st.integers(1, num)))}}
     contents = {w[0].content_hash: w[0].content_bytes for w in ways if draw(st.booleans())}
     names = st.sets(st.sampled_from(sorted([*states, *contents, bytes(32)])))
-    needs = Needs(draw(st.integers(0, 10)), draw(st.integers(0, 8000)), frozenset(draw(names)), frozenset(draw(names)))
-    return line(*ways), Held(states | strange, contents | strange), needs
+    everything = sorted(each.content_hash for way in ways for each in way)
+    pulled, parts = draw(st.sets(st.sampled_from(everything))), draw(st.sets(st.sampled_from(everything)))
+    needs = Needs(
+        draw(st.integers(0, 10)),
+        draw(st.integers(0, 8000)),
+        states=frozenset(draw(names)),
+        contents=frozenset(draw(names)),
+        pulled=frozenset(pulled),
+    )
+    return line(*ways), Held(states | strange, contents | strange, dict.fromkeys(parts, 5)), needs
 
 
 @given(homes())
@@ -248,6 +266,43 @@ def test_what_is_kept_fits_and_what_is_needed_is_kept(home) -> None:
     assert kept <= max(needs.budget, least)
     again = Held({n: held.states[n] for n in states}, {n: held.contents[n] for n in contents})
     assert chain.to_collect(manifests, again, needs) == Garbage(frozenset(), frozenset())
+    assert garbage.parts == held.parts.keys() - needs.contents, "what is on our chain is not on its way"
+
+
+def test_what_peers_take_is_kept_with_all_since_and_within_the_budget_it_goes_last() -> None:
+    """A slow peer has half of the anchor of 10; 30 and 20 are the newest."""
+    ways = [(delta(step, 10), *([anchor(step)] if step % 10 == 0 else [])) for step in range(1, 36)]
+    manifests, states = line(*ways), {step: STATE_BYTES for step in (10, 20, 30, 35)}
+    held = held_of(states, [way[0] for way in ways])
+    pulled = frozenset({anchor(10).content_hash})
+    garbage = chain.to_collect(manifests, held, Needs(0, 2**60, pulled=pulled))
+    assert garbage.states == frozenset()
+    assert garbage.contents == {delta(step, 10).content_hash for step in range(1, 10)}
+    small = chain.to_collect(manifests, held, Needs(0, 2 * STATE_BYTES + 300, pulled=pulled))
+    assert small.states == {version(20).hash, version(30).hash}
+    assert small.contents == garbage.contents
+    smallest = chain.to_collect(manifests, held, Needs(0, STATE_BYTES + 300, pulled=pulled))
+    assert smallest.states == {version(step).hash for step in (10, 20, 30)}, "the owner's budget comes first"
+
+
+def test_nobody_makes_us_keep_all_anchors() -> None:
+    ways = [(delta(step, 10), anchor(step)) for step in range(1, 31)]
+    held = held_of(dict.fromkeys(range(1, 31), STATE_BYTES), [])
+    pulled = frozenset(way[1].content_hash for way in ways)
+    kept = held.states.keys() - chain.to_collect(line(*ways), held, Needs(0, 2**60, pulled=pulled)).states
+    assert kept == {version(step).hash for step in range(30, 30 - chain.KEEP_PULLED, -1)}
+
+
+def test_what_came_of_a_better_version_outlives_old_ones() -> None:
+    manifests = line((delta(1, 10), anchor(1)), (delta(2, 10),))
+    beside = [factories.manifest(3, contents=(anchor(3),))]
+    states = held_of({1: STATE_BYTES, 2: STATE_BYTES}, [])
+    parts = {anchor(3).content_hash: 600, anchor(9).content_hash: 500}
+    held = Held(states.states, {}, parts)
+    wide = chain.to_collect(manifests, held, EVERYTHING, beside)
+    assert wide == Garbage(frozenset(), frozenset(), frozenset({anchor(9).content_hash}))
+    tight = chain.to_collect(manifests, held, Needs(0, STATE_BYTES + 700), beside)
+    assert tight.states == {version(1).hash} and tight.parts == {anchor(9).content_hash}
 
 
 # -- manifests that contradict themselves ---------------------------------------------------------------------------
@@ -273,6 +328,7 @@ def test_a_manifest_that_lies_about_its_ways_is_refused(contents: tuple[Content,
 
 
 @given(st.integers(1, 2**26), st.integers(1, 2**26))
+@settings(deadline=None)
 def test_sizes_must_fit_their_pieces_and_the_model(num_bytes: int, most: int) -> None:
     pieces = tuple(bytes(32) for _ in range(-(-num_bytes // 2**22)))
     honest = msgspec.structs.replace(anchor(5), content_bytes=num_bytes, pieces=pieces)

@@ -1,9 +1,11 @@
 """A partial file: pieces in any order, kill -9 at any write, lists that lie, disks that fail."""
 
+import errno
 import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -164,6 +166,74 @@ def test_a_full_disk_is_said_and_what_was_there_stays(tmp_path: Path):
         full.put(0, piece(0))
     full.close()
     assert fetch_all(tmp_path) == [2, 0, 3]
+
+
+class Refusing(Disk):
+    """One kind of operation fails, until it is allowed again."""
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind, self._number = kind, number
+
+    def _meet(self, kind: str) -> None:
+        if kind == self.kind:
+            raise OSError(self._number, os.strerror(self._number))
+
+    def write(self, file: int, data: Piece, offset: int) -> None:
+        self._meet("write")
+        super().write(file, data, offset)
+
+    def append(self, file: int, data: bytes) -> None:
+        self._meet("append")
+        super().append(file, data)
+
+    def resize(self, file: int, num_bytes: int) -> None:
+        self._meet("resize")
+        super().resize(file, num_bytes)
+
+    def sync(self, file: int) -> None:
+        self._meet("sync")
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._meet("rename")
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._meet("unlink")
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("kind", ["write", "append", "resize", "sync", "rename", "unlink"])
+def test_whatever_the_disk_refuses_is_said_and_it_goes_on_once_it_may(tmp_path: Path, kind: str, number: int):
+    disk = Refusing(kind, number)
+    with pytest.raises(StoreError, match=f"{os.strerror(number)}; free some space, or give this user the folder"):
+        fetch_all(tmp_path, disk)
+    disk.kind = ""
+    fetched_again = fetch_all(tmp_path, disk)
+    assert content_path(tmp_path, CONTENT.content_hash).read_bytes() == DATA
+    assert fetched_again == ([2, 0, 3, 1] if kind in ("write", "append", "resize") else [])
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int):
+    """Each file that is opened, and the folder itself."""
+    real_open, num_opened = os.open, 0
+
+    def refuse(*args: Any, **more: Any) -> int:
+        nonlocal num_opened
+        num_opened += 1
+        if num_opened > at:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real_open(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        if at == 2:
+            patch.setattr(os, "mkdir", refuse)
+            num_opened = at
+        with pytest.raises(StoreError, match="Permission denied; free some space, or give this user the folder"):
+            Partial.open(tmp_path, CONTENT)
+    assert fetch_all(tmp_path) == [2, 0, 3, 1]
 
 
 def test_a_closed_file_takes_nothing_more(tmp_path: Path):

@@ -50,12 +50,16 @@ class Node:
         self.inner = swarm.network.transport(self.peer)
         self.transport = MeteredTransport(self.inner, swarm.clock, **rates)
         self.is_learner = False
+        self.known: dict[bytes, frozenset[tuple[bytes, ...]]] = {}  # lists of pieces, as manifests have them
+        self.found_rotted: list[bytes] = []
         self.given: list[tuple[str, int]] = []  # bytes of pieces, by peer
         self.served = Recorder(self)
         self.server = PieceServer(
             self.served,  # type: ignore[arg-type]
             swarm.clock,
             self.find,
+            lambda content_hash: self.known.get(content_hash, frozenset()),
+            rotted=self.rotted,
             spares=lambda: self.is_learner,
             item_bytes=self.transport.up_item_bytes,
         )
@@ -70,8 +74,13 @@ class Node:
         path = content_path(self.folder, content_hash)
         return path if path.is_file() else None
 
+    async def rotted(self, content_hash: bytes) -> None:
+        self.found_rotted.append(content_hash)
+        content_path(self.folder, content_hash).unlink()
+
     def hold(self, data: bytes) -> Content:
         content = content_of(data)
+        self.known[content.content_hash] = frozenset([content.pieces])
         path = content_path(self.folder, content.content_hash)
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
@@ -86,6 +95,7 @@ class Node:
         self.server.partials[content.content_hash] = partial
 
     async def fetch(self, content: Content, holders: Sequence[str] = (), **options: Any) -> Path:
+        self.known[content.content_hash] = frozenset([content.pieces])
         peers = tuple(holders) or tuple(node.peer for node in self.swarm.nodes if node is not self)
         chosen = Options(seed=NAMES.index(self.peer), **options)
         return await fetch(self.transport, content, lambda: peers, self.folder, options=chosen, node=self.surroundings)
