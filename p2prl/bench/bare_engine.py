@@ -21,6 +21,7 @@ from p2prl.pipes import BlockingPipe, PipeClosed
 from p2prl.records import Sampling, Tokens
 from p2prl.rollout import messages, vllm_process
 from p2prl.rollout.engine_process import NICENESS, Server, make_engine, prepare_plan
+from p2prl.rollout.vllm_engine import answer_seed
 
 
 class Round(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +65,11 @@ class BareVllmServer(vllm_process.Server):
 
         started = time.monotonic()
         counts = [
-            count(f"bare-{request.id}-{batch}-{row}-{answer}", prompt, seed + 1000 * row + answer)
+            count(
+                f"bare-{request.id}-{batch}-{row}-{answer}",
+                prompt,
+                answer_seed(seed + row * request.num_answers, answer),
+            )
             for batch, (prompts, seed) in enumerate(zip(request.batches, request.seeds, strict=True))
             for row, prompt in enumerate(prompts)
             for answer in range(request.num_answers)

@@ -15,11 +15,12 @@ from typing import Any
 
 from p2prl.bench import bare_engine
 from p2prl.bench.measuring import run, say
-from p2prl.environments.registry import load_environment
+from p2prl.environments.mixture import own_index
+from p2prl.environments.spec import open_environment, spec_of
 from p2prl.models.load import load_tokenizer, prepare
 from p2prl.node.children import Child
 from p2prl.node.rollout_loop import GROUPS_PER_BATCH
-from p2prl.recipe import Recipe, find
+from p2prl.recipe import Recipe, data_folders, find
 from p2prl.records import Prompt, Version
 from p2prl.rollout import messages, worker
 
@@ -70,7 +71,7 @@ class Prompts:
     """The lottery's prompts, encoded before any clock runs."""
 
     def __init__(self, recipe: Recipe, cache: Path) -> None:
-        self._environment = load_environment(recipe.environment.name, recipe.environment.params)
+        self._environment = open_environment(spec_of(recipe.environment, data_folders()))
         self._tokenizer = load_tokenizer(recipe.model.source, cache)
 
     def batches(
@@ -86,7 +87,7 @@ class Prompts:
         return made
 
     def _prompt(self, index: int) -> Prompt:
-        text = self._environment.prompt(index)
+        text = self._environment.prompt(own_index(self._environment, index))
         return Prompt(index, text, tuple(self._tokenizer.encode_prompt(text)))
 
 
@@ -138,6 +139,7 @@ def _prepare(recipe: Recipe, cache: Path) -> tuple[messages.Setup, Any]:
         stop_ids=tuple(tokenizer.stop_ids),
         pad_id=tokenizer.pad_id,
         threads=THREADS,
+        stop=recipe.sampling.stop,
     )
     version = Version(0, 0, files.hash)
     return setup, lambda number: messages.Load(number, str(files.weights), version)

@@ -44,7 +44,7 @@ MODELS = {
     "builtin": Plan("addition", (Variant("transformers", "float32"),), "", 1, 8, 40, 8, 15),
     "smollm2": Plan(
         "smollm2-chain-sum",
-        (Variant("transformers", "float32"), Variant("transformers", "bfloat16"), Variant("vllm", "bfloat16")),
+        tuple(Variant(engine, dtype) for engine in ("transformers", "vllm") for dtype in ("float32", "bfloat16")),
         "", 1, 2, 2, 64, 3,
     ),
 }  # fmt: skip
@@ -61,11 +61,20 @@ class Agreement(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class Pair(msgspec.Struct, frozen=True):
+    """A round: tokens a second through the worker and bare, by the clock and of CPU time."""
+
+    ours: float
+    ours_cpu: float
+    bare: float
+    bare_cpu: float
+
+
 class Measured(msgspec.Struct, frozen=True):
     """`pairs`: tokens a second through the worker, and bare; `loads_s`: at rest; `busy_loads_s`: in mid-answer."""
 
     name: str
-    pairs: tuple[tuple[float, float], ...]
+    pairs: tuple[Pair, ...]
     loads_s: tuple[float, ...]
     busy_loads_s: tuple[float, ...]
     num_lost: int
@@ -93,7 +102,7 @@ def figures(plan: Plan, found: dict[str, Measured]) -> list[Figure]:
 
 
 def _of_variant(plan: Plan, name: str, measured: Measured) -> list[Figure]:
-    ratios = [100 * ours / bare for ours, bare in measured.pairs]
+    ratios = [100 * pair.ours / pair.bare for pair in measured.pairs]
     return [
         Figure(
             name=f"{name}_speed",
@@ -108,8 +117,10 @@ def _of_variant(plan: Plan, name: str, measured: Measured) -> list[Figure]:
             num_samples=len(ratios),
             details=spread(ratios)
             | {
-                "tokens_per_s": median([ours for ours, _ in measured.pairs]),
-                "bare_tokens_per_s": median([bare for _, bare in measured.pairs]),
+                "tokens_per_s": median([pair.ours for pair in measured.pairs]),
+                "bare_tokens_per_s": median([pair.bare for pair in measured.pairs]),
+                # What the CPUs did for a token: the same on a busy machine, where the clock says little.
+                "cpu_percent_of_bare": median([100 * pair.ours_cpu / pair.bare_cpu for pair in measured.pairs]),
             },
         ),
         *_loads(name, measured),

@@ -9,14 +9,16 @@ learner's forward runs once that process has ended.
 """
 
 import asyncio
+import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from p2prl.bench import bare_engine
+from p2prl.bench import bare_engine, rollout
 from p2prl.bench.generation import TIMEOUT_S, Batches, Prompts, through_worker
 from p2prl.bench.measuring import run, say
 from p2prl.bench.rollout import LENGTHS, PLAN, Measured, Plan
@@ -65,7 +67,10 @@ class Bench:
         self._prompts = Prompts(recipe, cache)
         self.name = self.planned = ""
         environ = {"OMP_NUM_THREADS": str(plan.threads), "TOKENIZERS_PARALLELISM": "false"}
-        self.engine = Child("p2prl.bench.bare_engine", (), bare_engine.Reply, environ=environ, patience_s=15.0)
+        self.engine = Child(
+            "p2prl.bench.bare_engine", (), bare_engine.Reply,
+            environ=environ, stderr=sys.stderr.fileno(), patience_s=15.0,  # what vLLM logs is no part of our JSON
+        )  # fmt: skip
         self.engine.on_notice = self._on_notice
         self.version = Version(0, 0, files.hash)
 
@@ -86,6 +91,7 @@ class Bench:
             group_size=self._recipe.sampling.group_size,
             max_new_tokens=max(self._plan.max_new_tokens, min(LENGTHS[-1], self._longest())),
             most_batch_tokens=2**15,
+            stop=self._recipe.sampling.stop,
         )
         self.name = (await self.engine.start(setup, timeout_s=START_S)).name
         await self.load(0)
@@ -94,25 +100,39 @@ class Bench:
         """Tokens of the answers that are scored: the built-in policy has no room for long ones."""
         return self._plan.max_new_tokens if self._recipe.model.source.startswith("builtin:") else LENGTHS[-1]
 
-    async def rounds(self) -> list[tuple[float, float]]:
+    async def rounds(self) -> list[rollout.Pair]:
         pairs = []
         for number in range(1 + self._plan.num_rounds):
-            batches = self._batches(number, self._plan.num_batches)
+            batches = self.batches(number, self._plan.num_batches)
             if number % 2:
-                ours = (await through_worker(self.engine, self._recipe, self.version, batches))[0]
-                bare = await self._bare(batches)
+                ours = await self.timed(self._worker(batches))
+                bare = await self.timed(self.bare(batches))
             else:
-                bare = await self._bare(batches)
-                ours = (await through_worker(self.engine, self._recipe, self.version, batches))[0]
+                bare = await self.timed(self.bare(batches))
+                ours = await self.timed(self._worker(batches))
             if number:  # the first warms up
-                pairs.append((ours, bare))
-                say(f"round {number}: {ours:.1f} tokens/s, bare {bare:.1f}")
+                pairs.append(rollout.Pair(*ours, *bare))
+                say(f"round {number}: {ours[0]:.1f} tokens/s, bare {bare[0]:.1f}")
         return pairs
 
-    def _batches(self, number: int, count: int) -> Batches:
+    async def timed(self, side: Awaitable[float]) -> tuple[float, float]:
+        """(tokens a second, tokens a second of CPU time): the CPUs of this process, the engine's and all it started."""
+        started, before = time.monotonic(), self._cpu_s()
+        rate = await side
+        return rate, rate * (time.monotonic() - started) / (self._cpu_s() - before)
+
+    def _cpu_s(self) -> float:
+        here = psutil.Process()
+        times = [one.cpu_times() for one in (here, *here.children(recursive=True))]
+        return sum(one.user + one.system for one in times)
+
+    async def _worker(self, batches: Batches) -> float:
+        return (await through_worker(self.engine, self._recipe, self.version, batches))[0]
+
+    def batches(self, number: int, count: int) -> Batches:
         return self._prompts.batches(self.version, number, count, self._plan.num_groups)
 
-    async def _bare(self, batches: Batches) -> float:
+    async def bare(self, batches: Batches) -> float:
         sampling, num_answers = self._recipe.sampling.record(), self._recipe.sampling.group_size
         ids = tuple(tuple(prompt.token_ids for prompt in prompts) for prompts, _ in batches)
         seeds = tuple(seed for _, seed in batches)
@@ -134,7 +154,7 @@ class Bench:
         """Seconds of loads in mid-answer, and how many answers did not come."""
         seconds, lost = [], 0
         for number in range(self._plan.num_loads):
-            ((prompts, seed),) = self._batches(100 + number, 1)
+            ((prompts, seed),) = self.batches(100 + number, 1)
             drawing = asyncio.create_task(self._draw([prompt.token_ids for prompt in prompts], seed))
             await asyncio.sleep(SETTLE_S)
             seconds.append(await self.load(self.version.step + 1))

@@ -201,6 +201,7 @@ def objective_section(text: str) -> dict[str, Any]:
         "name": name,
         "baseline": "mean",
         "step_size": "sequence" if name in _SIZES_ITS_STEP else "none",
+        "step_power": 0.5 if name == "vcpo" else 1.0,  # its authors' rule, and the default of a recipe
         "prox": "recompute" if name in _NEEDS_PROX else "none",
     }
     for choice in choices:

@@ -17,11 +17,13 @@ from blake3 import blake3
 
 from p2prl.environments.judge import Judge
 from p2prl.environments.messages import Judgement
-from p2prl.environments.registry import HELD_OUT_FROM, Environment, load_environment
+from p2prl.environments.registry import HELD_OUT_FROM, Environment
+from p2prl.environments.spec import open_environment, spec_of
 from p2prl.identity import Identity
 from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.models.load import load_module
-from p2prl.recipe import Recipe
+from p2prl.models.stop_strings import StopStrings
+from p2prl.recipe import Recipe, data_folders
 from p2prl.records import Group, Version
 from p2prl.rollout.transformers_engine import TransformersEngine
 from p2prl.rollout.worker import Draw, Origin, judge_item, make_group, next_batch
@@ -48,10 +50,11 @@ class Sampler:
         self._recipe, self._seed, self._breathe = recipe, seed, breathe
         self.tokenizer = CharTokenizer()
         module = load_module(recipe.model.source, cache, torch.float32)
-        self.engine = TransformersEngine(module, self.tokenizer.stop_ids, self.tokenizer.pad_id)
-        environment = load_environment(recipe.environment.name, recipe.environment.params)
+        stops = StopStrings(recipe.sampling.stop, self.tokenizer.decode, self.tokenizer.stop_ids)
+        self.engine = TransformersEngine(module, self.tokenizer.stop_ids, self.tokenizer.pad_id, stops=stops)
+        environment = open_environment(spec_of(recipe.environment, data_folders()))
         self.num_prompts = environment.num_prompts
-        self._judge = Judge(_Remembering(environment), self.tokenizer, _unlimited)
+        self._judge = Judge(_Remembering(environment), self.tokenizer, _unlimited, stops)
         key = Identity.from_seed(blake3(b"p2prl staleness maker %d" % seed).digest())
         self.origin = Origin(
             maker=key.peer_id,

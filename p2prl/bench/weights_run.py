@@ -20,13 +20,14 @@ from p2prl.bench import deltas
 from p2prl.bench.measuring import run, say
 from p2prl.bench.weights import PLAN, Plan
 from p2prl.environments.judge import Judge
-from p2prl.environments.registry import load_environment
+from p2prl.environments.spec import open_environment, spec_of
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
 from p2prl.learner.policy import Policy
 from p2prl.learner.step import apply_part, compute_part
 from p2prl.models.load import load_module, load_tokenizer
-from p2prl.recipe import Recipe, find
+from p2prl.models.stop_strings import StopStrings
+from p2prl.recipe import Recipe, data_folders, find
 from p2prl.records import Group, StepInput, Version
 from p2prl.rollout.transformers_engine import TransformersEngine
 from p2prl.rollout.worker import Draw, Origin, judge_item, make_group
@@ -67,9 +68,10 @@ class Training:
         self._policy = Policy.load(recipe, cache, device)
         tokenizer = load_tokenizer(recipe.model.source, cache)
         module = load_module(recipe.model.source, cache, torch.float32).to(device)
-        self._engine = TransformersEngine(module, tokenizer.stop_ids, tokenizer.pad_id)
-        environment = load_environment(recipe.environment.name, recipe.environment.params)
-        self._judge = Judge(environment, tokenizer, lambda work: work())
+        stops = StopStrings(recipe.sampling.stop, tokenizer.decode, tokenizer.stop_ids)
+        self._engine = TransformersEngine(module, tokenizer.stop_ids, tokenizer.pad_id, stops=stops)
+        environment = open_environment(spec_of(recipe.environment, data_folders()))
+        self._judge = Judge(environment, tokenizer, lambda work: work(), stops)
         self._origin = Origin(
             MAKER,
             recipe.environment.name,

@@ -31,7 +31,7 @@ def rollout(
 ) -> None:
     """What the engines give here: speed, agreement with the learner, time to load new weights, memory.
 
-    With smollm2 it takes about ten minutes on two free cores and 5 GB of memory.
+    With smollm2 it takes about a quarter of an hour on two free cores and 5 GB of memory.
     """
     import msgspec
 

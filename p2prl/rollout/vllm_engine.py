@@ -10,17 +10,20 @@ into whole weights by the learner's own rule, so that both sides have the same b
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
 from p2prl.errors import EngineError
+from p2prl.models.stop_strings import StopStrings
 from p2prl.records import Completion, Sampling, Version
 from p2prl.rollout.engine import Drawn
 from p2prl.rollout.plan import LEAST_PROMPT, Plan
@@ -29,7 +32,9 @@ from p2prl.rollout.turns import Turn, Turns
 from p2prl.rollout.vllm_weights import OVERRIDES, Folders
 
 MAX_ANSWERS = {"cpu": 64, "cuda": 512}  # in work at once
+ONE_PROCESS = "p2prl.rollout.vllm_executor.OneProcess"
 T = TypeVar("T")
+KILL_S = 5.0  # a killed process is gone at once, but for one in the midst of the disk
 SEED_STRIDE = 0x9E3779B97F4A7C15
 Prepare = Callable[[Path, Version], Path]  # a version's file -> a folder with whole weights; raises EngineError
 
@@ -53,10 +58,19 @@ def set_environment(threads: int, cache: Path) -> None:
 class VllmEngine:
     """`version` changes only in `load`, which may run beside `generate`s."""
 
-    def __init__(self, llm: Any, name: str, vocab_size: int, stop_ids: Sequence[int], turns: Turns, prepare: Prepare):
+    def __init__(
+        self,
+        llm: Any,
+        name: str,
+        vocab_size: int,
+        stop_ids: Sequence[int],
+        stops: StopStrings,
+        turns: Turns,
+        prepare: Prepare,
+    ) -> None:
         self._llm, self.name, self.vocab_size = llm, name, vocab_size
-        self._stop_ids, self._turns, self._prepare = list(stop_ids), turns, prepare
-        self._context: int = llm.vllm_config.model_config.max_model_len
+        self._stop_ids, self._stops, self._turns, self._prepare = list(stop_ids), stops, turns, prepare
+        self.context: int = llm.vllm_config.model_config.max_model_len
         self._block: int = llm.vllm_config.cache_config.block_size
         self._versions_in_work: dict[int, list[Version]] = {}
         self._loading, self._ended = asyncio.Lock(), asyncio.Event()
@@ -65,7 +79,7 @@ class VllmEngine:
         self.num_tokens = 0  # drawn so far: rises while it is alive and at work
 
     @classmethod
-    def start(cls, plan: Plan, stop_ids: Sequence[int], prepare: Folders) -> "VllmEngine":
+    def start(cls, plan: Plan, stop_ids: Sequence[int], stops: StopStrings, prepare: Folders) -> "VllmEngine":
         """Blocks while vLLM starts its processes; `set_environment` comes before. Inside a running event loop."""
         import vllm  # pyright: ignore[reportMissingImports]
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
@@ -77,6 +91,10 @@ class VllmEngine:
             hf_overrides=OVERRIDES,
             dtype=plan.dtype,  # pyright: ignore[reportArgumentType]
             enforce_eager=plan.device == "cpu",
+            distributed_executor_backend=ONE_PROCESS if plan.device == "cpu" else None,
+            # Of a prompt cut in two the first part draws a token in vain; taking back what its seed gave for that fails on
+            # a CPU ("CPU Generator does not use offset"), and vLLM ends.
+            enable_chunked_prefill=False if plan.device == "cpu" else None,
             max_model_len=plan.context,
             max_num_seqs=most,
             kv_cache_memory_bytes=plan.cache_bytes,
@@ -89,14 +107,26 @@ class VllmEngine:
         cache = llm.vllm_config.cache_config
         num_positions = ((cache.num_gpu_blocks or 1) - 1) * cache.block_size  # one block is vLLM's own
         name = f"vllm {vllm.__version__} {plan.device} {plan.dtype}"
-        return cls(llm, name, llm.model_config.get_vocab_size(), stop_ids, Turns(num_positions, most), prepare)
+        return cls(llm, name, llm.model_config.get_vocab_size(), stop_ids, stops, Turns(num_positions, most), prepare)
 
     def stop(self) -> None:
         """At once: nothing of what its processes hold is worth seconds of waiting."""
-        for child in psutil.Process().children(recursive=True):
-            if child.name().startswith("VLLM"):
-                child.kill()
+        left = self._processes()
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=KILL_S)
         self._llm.shutdown(timeout=0)
+
+    @staticmethod
+    def _processes() -> list[psutil.Process]:
+        """vLLM's own; multiprocessing's tracker, which clears up after them, is none of them."""
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name().startswith("VLLM"):
+                    found.append(child)
+        return found
 
     def most_answers(self, max_new_tokens: int) -> int:
         """That are at work together, with prompts of moderate length."""
@@ -132,6 +162,8 @@ class VllmEngine:
         """As `engine.Engine.generate`, for prompts drawn for `version`."""
         if not all(prompts) or num_answers < 1:
             raise EngineError("every prompt needs at least one token, and one answer at least is to be drawn")
+        if sampling.stop != self._stops.strings:
+            raise EngineError("the engine was set up for other stop strings than these; restart it")
         for prompt in prompts:
             self._check_room(len(prompt), num_answers, sampling)
         self._num_requests += 1
@@ -152,10 +184,10 @@ class VllmEngine:
         return num_answers * -(-(num_prompt + sampling.max_new_tokens) // self._block) * self._block
 
     def _check_room(self, num_prompt: int, num_answers: int, sampling: Sampling) -> None:
-        if num_prompt + sampling.max_new_tokens > self._context:
+        if num_prompt + sampling.max_new_tokens > self.context:
             raise EngineError(
                 f"a prompt of {num_prompt} tokens and an answer of {sampling.max_new_tokens} are over the context of "
-                f"{self._context} that memory gives here; run a recipe with shorter ones, or free memory and restart"
+                f"{self.context} that memory gives here; run a recipe with shorter ones, or free memory and restart"
             )
         positions = self._positions(num_prompt, num_answers, sampling)
         if positions > self._turns.num_positions or num_answers > self._turns.num_answers:
@@ -173,9 +205,7 @@ class VllmEngine:
             if self.version != versions[0]:
                 return []
             answers = (
-                self._answer(
-                    f"{name}-{number}", versions, prompt, sampling, (seed + number) * SEED_STRIDE % 2**63, turn
-                )
+                self._answer(f"{name}-{number}", versions, prompt, sampling, answer_seed(seed, number), turn)
                 for number in range(num_answers)
             )
             return await _all(answers)
@@ -185,36 +215,48 @@ class VllmEngine:
     ) -> Completion:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # pyright: ignore[reportMissingImports]
 
-        stamps, token_ids, logprobs, reason = Stamps(versions), list[int](), list[float](), None
+        stamps, token_ids, logprobs, reason, cut = Stamps(versions), list[int](), list[float](), None, False
         try:
-            async for part in self.parts(name, prompt, sampling, seed):
-                assert self.version is not None
-                if part.token_ids and not token_ids:
-                    turn.started()
-                stamps.add(self.version, len(part.token_ids))
-                self.num_tokens += len(part.token_ids)
-                token_ids += part.token_ids
-                logprobs += [values[token].logprob for token, values in zip(part.token_ids, part.logprobs, strict=True)]
-                reason = part.finish_reason
+            async with aclosing(self.parts(name, prompt, sampling, seed)) as parts:
+                async for part in parts:
+                    assert self.version is not None
+                    if part.token_ids and not token_ids:
+                        turn.started()
+                    before, reason = len(token_ids), part.finish_reason
+                    cut = self._take(part, token_ids, logprobs)
+                    stamps.add(self.version, len(token_ids) - before)
+                    self.num_tokens += len(token_ids) - before
+                    if cut:
+                        break
         except EngineDeadError as error:
             raise EngineDead(
                 f"vLLM's processes ended: {str(error)[:300]}; what they said is in logs/children.log"
             ) from None
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM can't answer a prompt of {len(prompt)} tokens: {str(error)[:300]}") from error
-        if reason not in ("stop", "length"):
+        if not cut and reason not in ("stop", "length"):
             raise EngineError(f"vLLM ended an answer with {reason!r}; what it said is in logs/children.log")
         if not all(map(math.isfinite, logprobs)):
             raise EngineError("the weights give log-probs that are no finite numbers; load another version")
         packed = struct.pack(f"<{len(logprobs)}f", *logprobs)
-        finish = "stop" if token_ids[-1] in self._stop_ids else "length"
+        finish = "stop" if cut or token_ids[-1] in self._stop_ids else "length"
         return Completion(tuple(token_ids), packed, stamps.segments(len(token_ids)), finish)
 
-    async def parts(self, name: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Any]:
-        """What vLLM gives of one answer, as it comes."""
+    def _take(self, part: Any, token_ids: list[int], logprobs: list[float]) -> bool:
+        """Whether the answer ends here by a stop string; what vLLM drew beyond it is no part of it."""
+        for token, values in zip(part.token_ids, part.logprobs, strict=True):
+            token_ids.append(token)
+            logprobs.append(values[token].logprob)
+            if token not in self._stop_ids and self._stops.complete(token_ids):
+                return True
+        return False
+
+    async def parts(self, name: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Any]:
+        """What vLLM gives of one answer, as it comes; closed, it tells vLLM to draw no more of it."""
         request = {"prompt_token_ids": list(prompt)}
-        async for output in self._llm.generate(request, self._params(sampling, seed), request_id=name):
-            yield output.outputs[0]
+        async with aclosing(self._llm.generate(request, self._params(sampling, seed), request_id=name)) as outputs:
+            async for output in outputs:
+                yield output.outputs[0]
 
     def _params(self, sampling: Sampling, seed: int) -> Any:
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
@@ -231,6 +273,11 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+
+
+def answer_seed(seed: int, number: int) -> int:
+    """Of a prompt's answer `number`."""
+    return (seed + number) * SEED_STRIDE % 2**63
 
 
 class EngineDead(EngineError):

@@ -6,14 +6,17 @@ A `Load` is done at once, in mid-answer. It ends when the daemon closes the pipe
 """
 
 import asyncio
+import os
 import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from p2prl.errors import EngineError
 from p2prl.models.load import ModelFiles
+from p2prl.models.stop_strings import load_stop_strings
 from p2prl.pipes import AsyncPipe, PipeClosed
 from p2prl.rollout.messages import (
     Beat,
@@ -42,12 +45,15 @@ def run(
     files: ModelFiles,
     server: "type[Server] | None" = None,
     requests: Any = Request,
-) -> int:
-    """Serve until the daemon closes the pipe; the exit code. What keeps it from starting is raised."""
+) -> NoReturn:
+    """Serve until the daemon closes the pipe, then end this process. What keeps it from starting is raised."""
     set_environment(setup.threads, Path(setup.models_cache))
     with tempfile.TemporaryDirectory(prefix="p2prl-vllm-") as scratch:
         prepare = Folders(files, Path(scratch), setup.lora)
-        return asyncio.run(_run(sock, setup, plan, prepare, server or Server, requests))
+        code = asyncio.run(_run(sock, setup, plan, prepare, server or Server, requests))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # nothing is left to clear up, and Python takes seconds to take vLLM's modules down
 
 
 async def _run(
@@ -58,7 +64,8 @@ async def _run(
     server: "type[Server]",
     requests: Any,
 ) -> int:
-    engine = VllmEngine.start(plan, setup.stop_ids, prepare)
+    stops = load_stop_strings(setup.stop, setup.source, Path(setup.models_cache), setup.stop_ids)
+    engine = VllmEngine.start(plan, setup.stop_ids, stops, prepare)
     try:
         num_answers = engine.most_answers(setup.max_new_tokens)
         return await server(engine, await AsyncPipe.open(sock, requests), num_answers).serve()
@@ -74,7 +81,7 @@ class Server:
 
     async def serve(self) -> int:
         """0 when the daemon has ended it, 1 when vLLM is dead."""
-        await self._pipe.send(Ready(self.engine.name, self.engine.vocab_size, self._num_answers))
+        await self._pipe.send(Ready(self.engine.name, self.engine.vocab_size, self._num_answers, self.engine.context))
         helpers = [asyncio.create_task(self._beat()), asyncio.create_task(self._dead.wait())]
         reading = asyncio.create_task(self._read())
         try:

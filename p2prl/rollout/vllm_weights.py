@@ -5,6 +5,12 @@ touches its weights.
 
 A weight that a model uses twice (embeddings and output head) is given to vLLM twice, as two weights: of a shared one its
 reload in place renews only the first use, and the CPU backend goes on with its packed copy of the old output head.
+
+Adapters are merged as the learner merges them, and not given to vLLM by name. By name (`enable_lora`, `add_lora` with
+`load_inplace`) works, also on a CPU, and is there in .02 s where a merge and a reload take 2.5. But it computes
+W x + s B A x, and the learner runs on the bf16 rounding of W + s B A. SmolLM2 in float32, rank 16 in all linear layers,
+an update of .1 % of each weight: the log-probs differ from the learner's by 4e-3 in the mean by name, by 6e-6 merged
+(ESS ratio .9995 and 1.0000 over 16 tokens), and by name a CPU gives an eighth of the tokens a second.
 """
 
 from functools import cached_property
@@ -89,7 +95,8 @@ class Folders:
             def payload(name: str, place: TensorPlace) -> Payload:
                 return Payload(name, place.shape, lambda: memoryview(data[place.begin : place.end]))
 
-            write_payloads(target, [payload(name, held[source]) for name, source in self._repeated.items()])
+            repeated = [payload(name, held[source]) for name, source in self._repeated.items()]
+            write_payloads(target, repeated, durable=False)
 
     def _merge(self, adapters: Path, lora: Lora, target: Path) -> None:
         import torch
@@ -109,7 +116,7 @@ class Folders:
                 return merged.view(torch.int16).reshape(-1).numpy().data
 
             payloads = [Payload(place.name, place.shape, lambda place=place: read(place)) for place in places]
-            write_payloads(target, payloads)
+            write_payloads(target, payloads, durable=False)
 
 
 def _shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

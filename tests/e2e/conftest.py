@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from p2prl.bench.processes import is_gone
 from p2prl.cli.client import Daemon
 from p2prl.errors import P2prlError
 from p2prl.paths import Home
 
 DEADLINE_S = 90.0
+GONE_S = 30.0
 LOCAL = ("swarm.host=127.0.0.1", "swarm.port=0", "web.port=0", "limits.threads=1")
 
 
@@ -70,12 +72,12 @@ class Running:
         with closing(sqlite3.connect(self.home / "state" / "node.db")) as database:
             return database.execute("SELECT MAX(step) FROM manifests").fetchone()[0]
 
-    def wait(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+    def wait(self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + deadline_s
         while not condition():
             assert self.process is not None
             assert self.process.poll() is None, f"the node ended while we waited for {what}:\n{self.log[-3000:]}"
-            assert time.monotonic() < deadline, f"no {what} in {DEADLINE_S} s:\n{self.log[-3000:]}"
+            assert time.monotonic() < deadline, f"no {what} in {deadline_s} s:\n{self.log[-3000:]}"
             time.sleep(0.2)
 
     def descendants(self) -> list[psutil.Process]:
@@ -127,3 +129,16 @@ def marked() -> Callable[[str], list[psutil.Process]]:
         ]
 
     return find
+
+
+@pytest.fixture
+def wait_gone() -> Callable[[Sequence[psutil.Process]], None]:
+    """Waits until these have ended, as they do by themselves."""
+
+    def wait(processes: Sequence[psutil.Process]) -> None:
+        deadline = time.monotonic() + GONE_S
+        while left := [process for process in processes if not is_gone(process)]:
+            assert time.monotonic() < deadline, f"{left} did not end in {GONE_S} s"
+            time.sleep(0.1)
+
+    return wait

@@ -16,15 +16,18 @@ from p2prl.errors import P2prlError
 from p2prl.models.load import load_module, prepare
 from p2prl.models.lora import find_targets, merge
 from p2prl.models.lora_rule import Lora
+from p2prl.models.stop_strings import load_stop_strings
 from p2prl.models.tensors import load_into, write_state, write_tensors
 from p2prl.node.children import Child
-from p2prl.records import Completion, Sampling, Version
+from p2prl.records import Completion, Sampling, Tokens, Version
 from p2prl.rollout import messages
 from p2prl.rollout.decoding import filtered_logprobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("vllm"), pytest.mark.timeout(900)]
-NUM_WORDS, LONGEST = 256, 192
+NUM_WORDS, LONGEST = 256, 440
 PROMPTS = tuple(tuple(range(5, 5 + length)) for length in (3, 40, 17))
+MANY_PROMPTS = tuple(tuple(5 + (7 * row + place) % 240 for place in range(250)) for row in range(16))
+SHORT = Sampling(1.0, 1.0, 0, 8)
 LORA = Lora(2, 4.0, ("q_proj", "up_proj"))
 
 
@@ -45,12 +48,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Engine:
-    def __init__(self, model: Path, folder: Path, lora: Lora | None = None) -> None:
+    def __init__(self, model: Path, folder: Path, lora: Lora | None = None, stop: tuple[str, ...] = ()) -> None:
         self.source, self.cache = f"folder:{model}", folder / "cache"
         self.files = prepare(self.source, self.cache, lambda _: None)
         self.setup = messages.Setup(
             self.source, str(self.cache), (1,), 0, engine="vllm", dtype="float32", lora=lora, group_size=4,
-            max_new_tokens=LONGEST, most_batch_tokens=8192,
+            max_new_tokens=LONGEST, most_batch_tokens=16384, stop=stop,
         )  # fmt: skip
         self.child = Child(
             "p2prl.rollout.engine_process", (), messages.Reply, environ={"OMP_NUM_THREADS": "1"}, patience_s=30.0
@@ -61,9 +64,11 @@ class Engine:
     async def load(self, path: Path, version: Version) -> None:
         await self.child.request(lambda number: messages.Load(number, str(path), version), timeout_s=60)
 
-    async def draw(self, version: Version, seed: int, sampling: Sampling) -> messages.Generated | messages.Outdated:
+    async def draw(
+        self, version: Version, seed: int, sampling: Sampling, prompts: tuple[Tokens, ...] = PROMPTS
+    ) -> messages.Generated | messages.Outdated:
         return await self.child.request(
-            lambda number: messages.Generate(number, version, PROMPTS, 4, sampling, seed), timeout_s=60
+            lambda number: messages.Generate(number, version, prompts, 4, sampling, seed), timeout_s=60
         )
 
     def module(self, path: Path) -> torch.nn.Module:
@@ -80,10 +85,16 @@ async def engine(model: Path, tmp_path: Path) -> AsyncIterator[Engine]:
     await made.child.stop()
 
 
-def check(engine: Engine, generated: messages.Generated, paths: dict[Version, Path], sampling: Sampling) -> None:
+def check(
+    engine: Engine,
+    generated: messages.Generated,
+    paths: dict[Version, Path],
+    sampling: Sampling,
+    prompts: tuple[Tokens, ...] = PROMPTS,
+) -> None:
     """Each token's log-prob is that of a fresh forward under the version it is stamped with."""
     modules = {version: engine.module(path) for version, path in paths.items()}
-    for prompt, group in zip(PROMPTS, generated.completions, strict=True):
+    for prompt, group in zip(prompts, generated.completions, strict=True):
         for answer in group:
             first, drawn = 0, np.frombuffer(answer.logprobs, "<f4")
             for part in answer.segments:
@@ -120,26 +131,31 @@ async def test_weights_change_in_mid_answer_and_nothing_is_lost(engine: Engine, 
     base, one, two = paths
     sampling = Sampling(0.8, 1.0, 0, LONGEST)
     await engine.load(paths[base], base)
-    drawing = [asyncio.create_task(engine.draw(base, seed, sampling)) for seed in range(2)]
-    await asyncio.sleep(0.4)
-    await engine.load(paths[one], one)
-    await asyncio.sleep(0.4)
-    await engine.load(paths[two], two)
+    drawing = [(base, sampling, asyncio.create_task(engine.draw(base, seed, sampling))) for seed in range(2)]
+    for version in (one, two):
+        await asyncio.sleep(0)  # what was asked for is on its way; a load waits until each answer of it has begun
+        await engine.load(paths[version], version)
+        drawing.append((version, SHORT, asyncio.create_task(engine.draw(version, 3, SHORT))))
     used: set[Version] = set()
-    for generated in await asyncio.gather(*drawing):
+    for begun_under, wanted, drawn in drawing:
+        generated = await drawn
         assert isinstance(generated, messages.Generated)
-        assert generated.versions[0] == base
+        assert generated.versions[0] == begun_under
         assert [len(group) for group in generated.completions] == [4, 4, 4]
-        used |= set(generated.versions)
-        check(engine, generated, paths, sampling)
-    assert len(used) > 1, "no load came in mid-answer: this shows nothing"
-    assert await engine.draw(base, 1, sampling) == messages.Outdated(5, two)
+        check(engine, generated, paths, wanted)
+        if begun_under == base:
+            used |= set(generated.versions)
+    assert used == {base, one, two}, "no load came in mid-answer: this shows nothing"
+    assert await engine.draw(base, 1, sampling) == messages.Outdated(7, two)
     filtered = Sampling(1.2, 0.9, 20, 16)
     generated = await engine.draw(two, 1, filtered)
     assert isinstance(generated, messages.Generated)
     again = await engine.draw(two, 1, filtered)
     assert isinstance(again, messages.Generated) and again.completions == generated.completions
     check(engine, generated, paths, filtered)
+    generated = await engine.draw(two, 4, SHORT, MANY_PROMPTS)  # more tokens at once than a step of vLLM takes
+    assert isinstance(generated, messages.Generated)
+    check(engine, generated, paths, SHORT, MANY_PROMPTS)
     with pytest.raises(P2prlError, match="no such|No such"):
         await engine.load(tmp_path / "missing", base)
     write_tensors({"other.weight": torch.zeros(2, 2)}, tmp_path / "other")
@@ -148,16 +164,28 @@ async def test_weights_change_in_mid_answer_and_nothing_is_lost(engine: Engine, 
     assert isinstance(await engine.draw(two, 3, filtered), messages.Generated)
 
 
-async def test_it_listens_on_loopback_alone_and_leaves_nothing_behind(engine: Engine) -> None:
+async def test_it_talks_on_loopback_alone_and_leaves_nothing_behind(engine: Engine, wait_gone) -> None:
+    await engine.load(engine.files.weights, base := Version(0, 0, engine.files.hash))
+    await engine.draw(base, 1, SHORT)
     process = psutil.Process(engine.child.pid)
     tree = [process, *process.children(recursive=True)]
-    sockets = [found for one in tree for found in one.net_connections() if found.status == psutil.CONN_LISTEN]
-    assert sockets, "none was found: this shows nothing"
-    assert {found.laddr.ip for found in sockets} <= {"127.0.0.1", "::1"}
+    sockets = [found for one in tree for found in one.net_connections("inet")]
+    assert any(found.status == psutil.CONN_LISTEN for found in sockets), "none was found: this shows nothing"
+    ends = {end.ip for found in sockets for end in (found.laddr, found.raddr) if end}
+    assert ends <= {"127.0.0.1", "::1"}
+    shared = {mapped.path for one in tree for mapped in one.memory_maps() if mapped.path.startswith("/dev/shm/")}
     assert isinstance(engine.notices[0], messages.Planned)
     await engine.child.stop()
-    left = [one for one in tree if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    assert left == []
+    await asyncio.to_thread(wait_gone, tree)  # multiprocessing's tracker clears up last
+    assert [path for path in shared if Path(path).exists()] == []
+
+
+async def test_killed_it_takes_all_of_vllm_with_it(engine: Engine, wait_gone) -> None:
+    process = psutil.Process(engine.child.pid)
+    tree = [process, *process.children(recursive=True)]
+    assert any(one.name().startswith("VLLM") for one in tree), "there is nothing that could stay"
+    process.kill()
+    wait_gone(tree)  # our loop stands still meanwhile: no daemon clears up
 
 
 async def test_adapters_are_merged_as_the_learner_merges_them(model: Path, tmp_path: Path) -> None:
@@ -183,5 +211,27 @@ async def test_adapters_are_merged_as_the_learner_merges_them(model: Path, tmp_p
         generated = await engine.draw(adapted, 1, sampling)
         assert isinstance(generated, messages.Generated)
         check(engine, generated, {adapted: tmp_path / "merged"}, sampling)
+    finally:
+        await engine.child.stop()
+
+
+async def test_an_answer_ends_by_a_stop_string_and_says_so(model: Path, tmp_path: Path) -> None:
+    engine = Engine(model, tmp_path, stop=("w7", "w12 w"))
+    base = Version(0, 0, engine.files.hash)
+    stops = load_stop_strings(engine.setup.stop, engine.source, engine.cache, (1,))
+    await engine.child.start(engine.setup, timeout_s=600)
+    try:
+        await engine.load(engine.files.weights, base)
+        sampling = Sampling(1.0, 1.0, 0, LONGEST, engine.setup.stop)
+        rounds = [await engine.draw(base, seed, sampling) for seed in range(3)]  # what ended made room again
+        for generated in rounds:
+            assert isinstance(generated, messages.Generated)
+            check(engine, generated, {base: engine.files.weights}, sampling)
+            answers = [answer for group in generated.completions for answer in group]
+            assert all(stops.ends_as_said(answer.token_ids, answer.finish_reason) for answer in answers)
+            assert any(answer.finish_reason == "stop" and answer.token_ids[-1] != 1 for answer in answers)
+            assert generated.num_tokens == sum(len(answer.token_ids) for answer in answers)
+        with pytest.raises(P2prlError, match="stop strings"):
+            await engine.draw(base, 1, Sampling(1.0, 1.0, 0, LONGEST))
     finally:
         await engine.child.stop()

@@ -3,7 +3,8 @@ import struct
 
 import pytest
 
-from p2prl.bench.rollout import MODELS, Agreement, Measured, figures
+from p2prl.bench.rollout import MODELS, Agreement, Measured, Pair, figures
+from p2prl.bench.rollout_run import Bench
 from p2prl.bench.rollout_score import agreements
 from p2prl.models.char_tokenizer import END_ID, PAD_ID, CharTokenizer
 from p2prl.models.load import load_module, prepare
@@ -15,13 +16,14 @@ AGREED = Agreement("float32", 16, 1e-7, 1e-6, 0.9999, 100)
 
 
 def measured(lost: int = 0) -> Measured:
-    pairs = ((96.0, 100.0), (98.0, 100.0), (99.0, 100.0))
+    pairs = tuple(Pair(ours, ours + 0.5, 100.0, 100.0) for ours in (96.0, 98.0, 99.0))
     return Measured("x", pairs, (0.5,), (1.0,), lost, 10**9, (AGREED,), "the plan")
 
 
 def test_figures_say_what_was_reached() -> None:
     found = {figure.name: figure for figure in figures(MODELS["smollm2"], {"transformers_float32": measured()})}
     assert found["transformers_float32_speed"].value == 98.0 and found["transformers_float32_speed"].met
+    assert found["transformers_float32_speed"].details["cpu_percent_of_bare"] == 98.5
     assert found["transformers_float32_ess_float32_16"].met
     assert found["transformers_float32_load"].met is None
     vllm = {figure.name: figure for figure in figures(MODELS["smollm2"], {"vllm_bfloat16": measured(lost=1)})}
@@ -53,3 +55,19 @@ def test_the_engine_agrees_with_the_learner_and_a_wrong_log_prob_shows(tmp_path)
     assert wrong.max_difference == pytest.approx(1.0, abs=1e-3)
     weights = [math.e, *[1.0] * 15]
     assert wrong.ess_ratio == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights) / 16, abs=1e-3)
+
+
+async def test_what_an_engines_libraries_print_is_no_part_of_the_report(tmp_path, monkeypatch, capfd) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('noise of a library', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    recipe, _ = find("addition")
+    plan = MODELS["builtin"]
+    bench = Bench(plan, recipe, tmp_path, prepare("builtin:addition", tmp_path, lambda _: None))
+    try:
+        await bench.start()
+        ours, cpu = await bench.timed(bench.bare(bench.batches(0, 2)))
+    finally:
+        await bench.engine.stop()
+    assert ours > 0 and cpu > 0
+    output, messages = capfd.readouterr()
+    assert output == "" and "noise of a library" in messages

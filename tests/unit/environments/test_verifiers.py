@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.environments.registry import HELD_OUT_FROM
-from p2prl.environments.verifiers import load_taskset
+from p2prl.environments.judge import RanTooLong
+from p2prl.environments.registry import HELD_OUT_FROM, Conversing
+from p2prl.environments.rewarder import LimitGuard, Limits
+from p2prl.environments.verifiers import TasksetEnvironment, load_taskset
 from p2prl.errors import ConfigError
+from tests.conftest import check_needs
 
 TASKSET = """
 import verifiers.v1 as vf
@@ -48,7 +51,7 @@ PREPARES = """
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("verifiers.v1", reason="needs verifiers: pip install 'p2prl[verifiers]'")
+    check_needs("verifiers")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(extra: str = "", prompt: str = 'f"Twice {i}?"') -> None:
@@ -73,7 +76,7 @@ def test_tasks_of_one_turn_are_prompts_with_the_tasks_own_rewards(made) -> None:
 @pytest.mark.parametrize(
     ("extra", "prompt", "params", "message"),
     [
-        ("", "None", {}, "the user speaks later"),
+        ("", "None", {}, "no user who speaks"),
         (NEEDS_A_RUNTIME, "str(i)", {}, "has rewards that need a runtime"),
         (PREPARES, "str(i)", {}, "prepares or clears up a runtime"),
         ("", "str(i)", {"num_task": 3}, "no parameter 'num_task'; did you mean 'num_tasks'"),
@@ -86,6 +89,231 @@ def test_what_needs_more_than_a_turn_is_a_sentence(made, extra: str, prompt: str
     made(extra, prompt)
     with pytest.raises(ConfigError, match=message):
         load_taskset("p2prl_doubles", params)
+
+
+# -- several turns --------------------------------------------------------------------------------------------------
+
+ROBOT = """
+import verifiers.v1 as vf
+
+class RobotState(vf.State):
+    steps: int = 0
+
+class Legs(vf.Toolset[vf.ToolsetConfig, RobotState]):
+    TOOL_PREFIX = {prefix}
+
+    async def setup_task(self, data):
+        self.wall = data.wall
+
+    @vf.tool
+    async def step(self, far: int) -> str:
+        \"\"\"Go that far.\"\"\"
+        if far == 13:
+            raise ValueError("unlucky")
+        self.state.steps += far
+        return "wall" if self.state.steps >= self.wall else f"at {self.state.steps}"
+
+class RobotData(vf.TaskData):
+    wall: int = 3
+
+class RobotTask(vf.Task[RobotData, RobotState]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Legs(vf.ToolsetConfig({config}))]
+
+    @vf.stop
+    async def fell(self, trace: vf.Trace) -> bool:
+        return trace.state.steps > 100
+
+    @vf.reward
+    async def near(self, trace: vf.Trace) -> float:
+        return max(0.0, 1.0 - abs(trace.state.steps - self.data.wall) / 10)
+
+    @vf.reward(weight=0.0)
+    async def used(self, trace: vf.Trace) -> float:
+        return float(len(trace.tool_messages))
+{extra}
+
+class RobotTaskset(vf.Taskset[RobotTask, vf.TasksetConfig]):
+    def load(self):
+        return [RobotTask(RobotData(prompt=f"Find wall {i}.", system_prompt="You have legs.", wall=i)) for i in range(20)]
+
+__all__ = ["RobotTaskset"]
+"""
+GUESSING = """
+import asyncio
+import verifiers.v1 as vf
+
+class GuessData(vf.TaskData):
+    number: int = 0
+
+class GuessTask(vf.Task[GuessData]):
+    @vf.reward
+    async def found(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == str(self.data.number))
+
+class GuessTaskset(vf.Taskset[GuessTask, vf.TasksetConfig]):
+    def load(self):
+        return [GuessTask(GuessData(prompt={prompt}, number=i)) for i in range(20)]
+
+class GuessConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig(max_turns={max_turns})
+    word: str = "try"
+{seats}
+
+class GuessEnv(vf.Env[GuessConfig]):
+    async def run(self, task, agents):
+        async with agents.player.interaction(task) as player, asyncio.TaskGroup() as group:
+            reply = await group.create_task(player.turn({opening}))
+            while not reply.terminated and reply.last_reply != str(task.data.number):
+                hint = "higher" if int(reply.last_reply) < task.data.number else "lower"
+                reply = await player.turn(f"{self.config.word} {hint}")
+        assert player.trace.rewards["found"] is not None
+
+    async def finalize(self, task, episode):
+        (trace,) = [trace for trace in episode.traces if trace.agent.name == "player"]
+        trace.record_reward("short", 1.0 / trace.num_turns, 0.5)
+
+__all__ = ["GuessTaskset", "GuessEnv"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    check_needs("verifiers")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def put(name: str, text: str, **values: str) -> None:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        for key, value in values.items():
+            text = text.replace("{" + key + "}", value)
+        (tmp_path / f"{name}.py").write_text(text)
+
+    return put
+
+
+def call(name: str, far: object) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"far": {far}}}}}\n</tool_call>'
+
+
+def robot(write, prefix: str = '""', config: str = "", extra: str = "") -> Conversing:
+    write("p2prl_robot", ROBOT, prefix=prefix, config=config, extra=extra)
+    made = load_taskset("p2prl_robot", {})
+    assert isinstance(made, Conversing)
+    return made
+
+
+def test_tools_are_told_called_and_answer_and_the_state_is_the_rollouts(write) -> None:
+    made = robot(write)
+    assert isinstance(made, TasksetEnvironment)
+    told = made.prompt(3)
+    assert told.startswith("You have legs.\n\n") and told.endswith("\n\nFind wall 3.")
+    assert '"name": "legs_step"' in told and '"far": {"title": "Far", "type": "integer"}' in told
+    first, second = f"I go. {call('legs_step', 2)}", call("legs_step", 1) + call("legs_step", 0)
+    assert made.respond(3, [first]) == "<tool_response>\nat 2\n</tool_response>"
+    both = "<tool_response>\nwall\n</tool_response>\n<tool_response>\nwall\n</tool_response>"
+    assert made.respond(3, [first, second]) == both
+    assert made.respond(3, [first, second, "There it is."]) is None
+    assert made.reward_turns(3, [first, second, "There it is."]) == (1.0, "near 1, used 3")
+    assert made.reward_turns(3, [first]) == (0.9, "near 0.9, used 0"), "what no model was told is not in the trace"
+    assert made.respond(3, [first]) == "<tool_response>\nat 2\n</tool_response>", "nothing was kept"
+
+
+def test_a_wrong_call_is_answered_and_a_raising_tool_too(write) -> None:
+    made = robot(write, prefix="None")
+    answers = {
+        call("step", 13): "unlucky",
+        call("jump", 1): "error: unknown tool 'jump'",
+        call("step", '"far"'): "far",
+        '<tool_call>{"name": "step", "arguments": [1]}</tool_call>': "must be a JSON object, got list",
+    }
+    for answer, said in answers.items():
+        response = made.respond(3, [answer])
+        assert response is not None and said in response
+    assert made.respond(3, ["<tool_call>{step</tool_call>"]) is None, "no call, but text"
+    assert made.respond(3, [call("step", 101)]) is None, "a stop comes before the model is asked again"
+    assert made.reward_turns(3, [call("step", 101)]) == (0.0, "near 0, used 0")
+
+
+INTERCEPTS = """
+    @vf.intercept
+    async def mumble(self, request: vf.Request) -> vf.Request:
+        for message in request.messages:
+            if isinstance(message, vf.ToolMessage) and message.content:
+                message.content = message.content.upper()
+        return request
+"""
+REWRITES = """
+    @vf.intercept
+    async def censor(self, response: vf.Response) -> None:
+        return None
+"""
+
+
+def test_what_a_task_makes_of_a_tools_result_is_what_the_model_sees(write) -> None:
+    made = robot(write, extra=INTERCEPTS)
+    assert made.respond(3, [call("legs_step", 1)]) == "<tool_response>\nAT 1\n</tool_response>"
+
+
+def guessing(write, prompt: str = '"Guess."', opening: str = "", max_turns: str = "None", seats: str = "", **params):
+    write("p2prl_guess", GUESSING, prompt=prompt, opening=opening, max_turns=max_turns, seats=seats)
+    return load_taskset("p2prl_guess", params)
+
+
+def test_an_environment_speaks_as_the_user(write) -> None:
+    made = guessing(write, env={"word": "no,"})
+    assert isinstance(made, Conversing)
+    assert made.prompt(7) == "Guess."
+    assert made.respond(7, ["5"]) == "no, higher"
+    assert made.respond(7, ["5", "9"]) == "no, lower"
+    assert made.respond(7, ["5", "9", "7"]) is None
+    assert made.reward_turns(7, ["7"]) == (1.0, "found 1, short 1")
+    assert made.reward_turns(7, ["5", "7"])[0] == pytest.approx(1.25 / 1.5)
+    assert made.reward_turns(7, ["5"])[0] == pytest.approx(0.5 / 1.5)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        made.respond(7, ["five"])
+    assert raised.group_contains(ValueError, match="invalid literal")
+
+
+def test_the_user_may_speak_first_and_the_agent_has_its_own_limit(write) -> None:
+    made = guessing(write, prompt="None", opening='f"Below {task.data.number + 5}?"', max_turns="2")
+    assert isinstance(made, Conversing)
+    assert made.prompt(7) == "Below 12?"
+    assert made.respond(7, ["5"]) == "try higher"
+    assert made.respond(7, ["5", "6"]) is None
+
+
+HANGS = """
+    @vf.intercept
+    async def wait(self, request: vf.Request) -> None:
+        import asyncio, time
+        if any(isinstance(message, vf.ToolMessage) for message in request.messages):
+            {how}
+"""
+
+
+@pytest.mark.parametrize("how", ["await asyncio.sleep(60)", "while True: time.sleep(0.01)"])
+def test_a_task_that_hangs_between_turns_is_cut_off(write, how: str) -> None:
+    made = robot(write, extra=HANGS.replace("{how}", how))
+    guard = LimitGuard(Limits(call_s=0.5))
+    with pytest.raises(RanTooLong, match="longer than 0.5 s"):
+        guard(lambda: made.respond(3, [call("legs_step", 1)]))
+    assert guard(lambda: made.respond(3, ["done"])) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "message"),
+    [
+        (robot, {"extra": REWRITES}, "rewrites answers"),
+        (robot, {"config": 'url="http://127.0.0.1:1/mcp"'}, "has tool servers elsewhere"),
+        (guessing, {"seats": "    user: vf.AgentConfig = vf.AgentConfig()"}, "has 2 agents"),
+        (guessing, {"envy": {}}, "no parameter 'envy'; did you mean 'env'"),
+        (guessing, {"env": {"wrod": "no"}}, "can't be made from"),
+    ],
+)
+def test_what_can_not_be_played_here_is_a_sentence(write, make, values: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(write, **values)
 
 
 def test_without_the_package_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
