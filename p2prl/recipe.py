@@ -19,16 +19,19 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from blake3 import blake3
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from p2prl.errors import ConfigError
 from p2prl.records import Sampling
 
-SCHEMA = 3
+SCHEMA = 4
 MAX_RECIPE_BYTES = 32 * 2**10
 _SECOND = {"objective": ("prox", "options"), "learner": ("gradient_checkpointing", "lora")}  # keys of schema 2
 _THIRD = {"environment": ("mix", "same_python")}  # and parameters that are lists or tables
+_FOURTH = {"sampling": ("stop",), "environment": ("max_turns", "max_given_tokens"), "objective": ("step_power",)}
+_BEFORE = {"step_power": 0.5}  # what a newer key was before there was a choice, where that is not its default
 _MAX_PARAM_DEPTH = 6
+MAX_ANSWER_TOKENS = 2**17  # as `records.Tokens` has it
 MIXTURE = "mixture"
 
 
@@ -90,6 +93,10 @@ class EnvironmentSection(Section):
     """Several environments, drawn by weight, instead of one."""
     same_python: Annotated[str, Field(pattern=r"^(3\.[0-9]{1,2})?$")] = ""
     """The Python that every node must run, as 3.11: for environments whose prompts differ between versions of it."""
+    max_turns: Annotated[int, Field(ge=1, le=64)] = 1
+    """Turns of an answer at most, each of up to `sampling.max_new_tokens`, where the environment answers back."""
+    max_given_tokens: Annotated[int, Field(ge=1, le=65536)] = 1024
+    """Most tokens of what it says between an answer's turns, all together; counts only with several turns."""
 
     @model_validator(mode="after")
     def _one_or_a_mix(self) -> "EnvironmentSection":
@@ -116,8 +123,18 @@ class SamplingSection(Section):
     top_k: Annotated[int, Field(ge=0, le=0)] = 0
     """Only 0 (off), for the same reason."""
 
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=8)] = ()
+    """An answer ends with the token that completes one of these texts; rewards see its text up to their end."""
+
+    @field_validator("stop")
+    @classmethod
+    def _readable(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if any("\ufffd" in string for string in stop):
+            raise ValueError("a stop string holds U+FFFD, which stands for bytes that are no text; leave it out")
+        return stop
+
     def record(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens)
+        return Sampling(self.temperature, self.top_p, self.top_k, self.max_new_tokens, self.stop)
 
 
 Option = Annotated[int, Field(ge=-(2**53), le=2**53)] | float | Annotated[str, Field(max_length=64)] | bool
@@ -137,6 +154,8 @@ class ObjectiveSection(Section):
     baseline: Literal["mean", "min_variance"] = "mean"
     step_size: Literal["sequence", "weights", "none"] = "sequence"
     """What scales the learning rate: the effective sample size of raw ratios, of the weights used, or nothing."""
+    step_power: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """The learning rate is times (that size, over what fresh data has) to this power; 0.5: VCPO's square root."""
     prox: Literal["none", "a3po", "recompute"] = "none"
     """The proximal policy that decoupled_ppo and m2po need: interpolated by age, or a forward pass before the step."""
     options: Annotated[dict[Annotated[str, Field(max_length=64)], Option], Field(max_length=32)] = {}
@@ -214,27 +233,62 @@ class Recipe(Section):
     weights: WeightsSection = WeightsSection()
     wire: Literal[1] = 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_its_schema_meant(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] < 4:
+            given = data.get("objective", {})
+            if isinstance(given, dict):
+                data = data | {"objective": {"step_power": _BEFORE["step_power"]} | given}
+        return data
+
+    @model_validator(mode="after")
+    def _short_enough(self) -> "Recipe":
+        if self.longest_answer > MAX_ANSWER_TOKENS:
+            raise ValueError(
+                f"environment.max_turns times sampling.max_new_tokens and environment.max_given_tokens are "
+                f"{self.longest_answer} tokens, over {MAX_ANSWER_TOKENS}; lower one"
+            )
+        return self
+
+    @property
+    def most_drawn(self) -> int:
+        """Tokens that the policy draws for one answer at most."""
+        return self.environment.max_turns * self.sampling.max_new_tokens
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens of one answer at most, with those that the environment gives."""
+        return self.most_drawn + (self.environment.max_given_tokens if self.environment.max_turns > 1 else 0)
+
     def canonical(self) -> bytes:
         value = self.model_dump(mode="json", by_alias=True, exclude={"name"})
         value["schema"] = SCHEMA
         nested = any(isinstance(param, (list, dict)) for param in self.environment.params.values())
-        if not nested and not self._sets(_THIRD):
-            value |= {name: _without(value[name], keys) for name, keys in _THIRD.items()} | {"schema": 2}
-            if not self._sets(_SECOND) and self.learner.training == "full":
-                value |= {name: _without(value[name], keys) for name, keys in _SECOND.items()} | {"schema": 1}
+        needed = (  # whether anything of schema 4, 3, 2 is there
+            (_FOURTH, self._sets(_FOURTH)),
+            (_THIRD, nested or self._sets(_THIRD)),
+            (_SECOND, self._sets(_SECOND) or self.learner.training != "full"),
+        )
+        for keys_of, is_there in needed:
+            if is_there:
+                break
+            value |= {name: _without(value[name], keys) for name, keys in keys_of.items()}
+            value["schema"] -= 1
         return canonical(value)
 
     def _sets(self, newer: dict[str, tuple[str, ...]]) -> bool:
-        """Whether any of these keys has another value than its default."""
+        """Whether any of these keys says more than the schemas before it could."""
         pairs = [(getattr(self, name), key) for name, keys in newer.items() for key in keys]
-        return any(
-            getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True)
-            for section, key in pairs
-        )
+        return any(getattr(section, key) != _before(section, key) for section, key in pairs)
 
     @cached_property  # asked for with every record; the recipe is frozen
     def swarm_id(self) -> bytes:
         return blake3(self.canonical()).digest()
+
+
+def _before(section: Section, key: str) -> Any:
+    return _BEFORE.get(key, type(section).model_fields[key].get_default(call_default_factory=True))
 
 
 def _without(section: dict, keys: Iterable[str]) -> dict:

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-WIRE_SCHEMA = 2
+WIRE_SCHEMA = 3
 PIECE_BYTES = 4 * 2**20
 
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -19,6 +19,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Name = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]
+StopString = Annotated[str, Meta(min_length=1, max_length=64)]
 Tokens = Annotated[tuple[Token, ...], Meta(max_length=2**17)]
 
 
@@ -82,26 +83,35 @@ class Manifest(Wire, frozen=True):
 
 
 class Sampling(Wire, frozen=True):
-    """How answers are drawn. top_p 1.0 and top_k 0 switch the filters off."""
+    """How answers are drawn. top_p 1.0 and top_k 0 switch the filters off.
+
+    An answer ends with the token that completes one of `stop` in its text (`models.stop_strings`).
+    """
 
     temperature: float
     top_p: float
     top_k: Count
     max_new_tokens: Count
+    stop: Annotated[tuple[StopString, ...], Meta(max_length=8)] = ()
 
 
 class Segment(Wire, frozen=True):
-    """A run of tokens drawn under one version: index into the group's `versions`, length in tokens (>= 1)."""
+    """A run of tokens drawn under one version: index into the group's `versions`, length in tokens (>= 1).
+
+    Not `drawn`: what the environment gave between two turns. Those tokens' log-probs are 0.0, their version is that of
+    the segment before, and nobody learns from them; they are only seen.
+    """
 
     version: Count
     num_tokens: Annotated[int, Meta(ge=1, le=2**17)]
+    drawn: bool = True
 
 
 class Completion(Wire, frozen=True):
     """What an engine drew for one prompt. Made by an engine, consumed by the worker.
 
     `logprobs`: float32 little-endian, 4 * len(token_ids) bytes, of the distribution sampled from (after temperature).
-    `finish_reason`: "stop" (its end token is the last of token_ids) or "length".
+    `finish_reason`: "stop" (the last of token_ids is an end token, or completes a stop string) or "length".
     """
 
     token_ids: Tokens

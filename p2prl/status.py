@@ -131,6 +131,17 @@ class FailoverStatus(Record, frozen=True, kw_only=True):
     term_changed_at: tuple[TermChange, ...] = ()
 
 
+class FetchStatus(Record, frozen=True, kw_only=True):
+    """A content of a version on its way to us: `num_bytes` of `of_bytes` are verified, `num_peers` send it now."""
+
+    version: str = ""
+    kind: str = ""
+    num_bytes: int = 0
+    of_bytes: int = 0
+    bytes_per_s: float = 0.0
+    num_peers: int = 0
+
+
 class HealthItem(Record, frozen=True, kw_only=True):
     """What is wrong and what to do about it; `level` is "warning" or "error"."""
 
@@ -156,6 +167,7 @@ class Status(Record, frozen=True, kw_only=True):
     training: TrainingStatus = TrainingStatus()
     traffic: TrafficStatus = TrafficStatus()
     failover: FailoverStatus = FailoverStatus()
+    fetches: tuple[FetchStatus, ...] = ()
     health: tuple[HealthItem, ...] = ()
 
     @property
@@ -234,6 +246,16 @@ class VersionRow(Record, frozen=True, kw_only=True):
     holders: tuple[str, ...] = ()
 
 
+class AwaitedRow(Record, frozen=True, kw_only=True):
+    """A better version than the head: how many files its cheapest way takes, and what of them is here."""
+
+    version: str = ""
+    num_files: int = 0
+    whole_files: int = 0
+    num_bytes: int = 0
+    here_bytes: int = 0
+
+
 class WeightsReport(Record, frozen=True, kw_only=True):
     """What lies on this disk and who has what. `newest`: peers whose newest is our head or a later one."""
 
@@ -244,6 +266,7 @@ class WeightsReport(Record, frozen=True, kw_only=True):
     budget_bytes: int = 0
     newest: int = 0
     num_peers: int = 0
+    awaited: AwaitedRow | None = None
     versions: tuple[VersionRow, ...] = ()  # the newest first
 
 

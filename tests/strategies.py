@@ -45,7 +45,9 @@ def of_type(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.StrType():
             if info.pattern is not None:
                 return peer_ids
-            return st.text(st.characters(codec="utf-8"), max_size=min(info.max_length or 32, 32))
+            return st.text(
+                st.characters(codec="utf-8"), min_size=info.min_length or 0, max_size=min(info.max_length or 32, 32)
+            )
         case msgspec.inspect.VarTupleType():
             items = of_type(info.item_type)
             return st.lists(items, min_size=info.min_length or 0, max_size=MOST_ITEMS).map(tuple)

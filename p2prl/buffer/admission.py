@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from p2prl.codec import limit_of
+from p2prl.environments.conversation import ONE_TURN, TurnRules, parts_of, runs_of
 from p2prl.environments.messages import Judgement
 from p2prl.recipe import Recipe
 from p2prl.records import Completion, Group, Sampling, Verdict, Version
@@ -25,7 +26,7 @@ REWARD_TOLERANCE = 1e-6
 MAX_VERDICT_MESSAGE = 256
 PROMPT_BYTES = 512 * 2**10  # of a group beside its answers: a prompt of 100,000 tokens
 ANSWER_BYTES = 4096  # of an answer beside its tokens
-TOKEN_BYTES = 12  # an id, a log-prob, its part of the segments
+TOKEN_BYTES = 13  # an id, a log-prob, its part of the segments
 
 REASONS: dict[str, str] = {
     "wrong_maker": "The group names another peer than the one that signed it.",
@@ -38,13 +39,15 @@ REASONS: dict[str, str] = {
     "bad_segments": "Its version segments do not cover its tokens, or do not begin with its first version.",
     "too_long": "An answer is longer than the recipe allows.",
     "bad_tokens": "It has token ids that are not in the model's vocabulary.",
-    "bad_finish": "An answer ends neither with an end token nor at the longest length.",
-    "bad_logprobs": "Its log-probs are missing, not finite, or above 0.",
+    "bad_finish": "An answer ends neither with an end token or stop string nor at the longest length, or goes on after.",
+    "bad_turns": "It has more turns, or was given more between them, than the recipe allows, or elsewhere than between.",
+    "bad_logprobs": "Its log-probs are missing, not finite, above 0, or not 0 where a token was given.",
     "unknown_version": "It was drawn under weights that this node does not know.",
     "too_old": "All of its tokens are older than the recipe's max age.",
     "duplicate": "This very group is here already.",
     "counter_reused": "Its maker used this counter for another group before.",
     "wrong_prompt": "Its prompt's tokens are not what the environment gives.",
+    "wrong_turns": "Between its turns, or after them, the environment says something else here.",
     "wrong_reward": "Its rewards are not what the environment gives for these answers.",
     "quarantined": "Too many groups of its maker were refused here lately; its groups are taken again in a few hours.",
 }
@@ -62,6 +65,7 @@ class AdmissionRules(msgspec.Struct, frozen=True):
     max_age: int
     num_prompts: int | None = None
     vocab_size: int | None = None
+    turns: TurnRules = ONE_TURN
 
 
 class Knowledge(msgspec.Struct, frozen=True):
@@ -94,12 +98,14 @@ def rules_of(
         max_age=recipe.learner.max_age,
         num_prompts=num_prompts,
         vocab_size=vocab_size,
+        turns=TurnRules(recipe.environment.max_turns, recipe.environment.max_given_tokens),
     )
 
 
 def most_bytes(rules: AdmissionRules) -> int:
     """What a sealed group may weigh under these rules; nothing larger is pulled, decoded or looked at."""
-    answer = ANSWER_BYTES + TOKEN_BYTES * rules.sampling.max_new_tokens
+    given = rules.turns.max_given_tokens if rules.turns.max_turns > 1 else 0
+    answer = ANSWER_BYTES + TOKEN_BYTES * (rules.turns.max_turns * rules.sampling.max_new_tokens + given)
     return min(limit_of(Group), PROMPT_BYTES + rules.group_size * answer)
 
 
@@ -119,6 +125,10 @@ def conclude(group: Group, group_id: bytes, judgement: Judgement) -> Verdict:
     if not judgement.prompt_ok:
         detail = judgement.details[0] if judgement.details else ""
         return refusal(group_id, "wrong_prompt", detail)
+    if judgement.bad_finish >= 0:
+        return refusal(group_id, "bad_finish", f"answer {judgement.bad_finish}")
+    if judgement.bad_turns >= 0:
+        return refusal(group_id, "wrong_turns", judgement.details[0] if judgement.details else "")
     if len(judgement.rewards) != len(group.trajectories):
         return refusal(group_id, "wrong_reward", "not as many rewards as answers")
     for position, (trajectory, reward) in enumerate(zip(group.trajectories, judgement.rewards, strict=True)):
@@ -179,10 +189,12 @@ def _wrong_answers(group: Group, rules: AdmissionRules) -> str:
         return "bad_segments"
     for trajectory in group.trajectories:
         completion = trajectory.completion
+        runs = runs_of(completion.segments)
         reason = (
             _wrong_segments(completion)
-            or _wrong_tokens(completion, rules)
-            or ("" if logprobs_ok(completion.logprobs, len(completion.token_ids)) else "bad_logprobs")
+            or _wrong_turns(completion, runs, rules)
+            or _wrong_tokens(completion, runs, rules)
+            or _wrong_logprobs(completion, runs)
         )
         if reason:
             return reason
@@ -197,17 +209,47 @@ def _wrong_segments(completion: Completion) -> str:
     return ""
 
 
-def _wrong_tokens(completion: Completion, rules: AdmissionRules) -> str:
-    tokens, longest = completion.token_ids, rules.sampling.max_new_tokens
+def _wrong_turns(completion: Completion, runs: tuple[int, ...], rules: AdmissionRules) -> str:
+    """Given tokens lie between drawn ones, and name the version of those before them."""
+    if not runs[0] or len(runs) % 2 == 0 or len(runs) // 2 >= rules.turns.max_turns:
+        return "bad_turns"
+    if len(runs) > 1 and sum(runs[1::2]) > rules.turns.max_given_tokens:
+        return "bad_turns"
+    both = zip(completion.segments, completion.segments[1:], strict=False)
+    return "" if all(part.drawn or part.version == before.version for before, part in both) else "bad_segments"
+
+
+def _wrong_tokens(completion: Completion, runs: tuple[int, ...], rules: AdmissionRules) -> str:
+    if not _in_vocabulary(completion.token_ids, rules):
+        return "bad_tokens"
+    *before, last = parts_of(completion.token_ids, runs).drawn
+    ends = [_wrong_end(turn, "stop", rules) for turn in before]
+    return next(filter(None, [*ends, _wrong_end(last, completion.finish_reason, rules)]), "")
+
+
+def _wrong_end(tokens: tuple[int, ...], reason: str, rules: AdmissionRules) -> str:
+    """Of one turn."""
+    longest = rules.sampling.max_new_tokens
     if len(tokens) > longest:
         return "too_long"
-    if not _in_vocabulary(tokens, rules):
-        return "bad_tokens"
-    if not tokens or any(token in rules.stop_ids for token in tokens[:-1]):
+    if any(token in rules.stop_ids for token in tokens[:-1]):
         return "bad_finish"
-    stopped = tokens[-1] in rules.stop_ids
-    expected = "stop" if stopped else "length"
-    return "" if completion.finish_reason == expected and (stopped or len(tokens) == longest) else "bad_finish"
+    if tokens[-1] in rules.stop_ids:
+        return "" if reason == "stop" else "bad_finish"
+    if reason == "stop" and rules.sampling.stop:
+        return ""  # whether by a stop string is for the environment process, which has the tokenizer
+    return "" if reason == "length" and len(tokens) == longest else "bad_finish"
+
+
+def _wrong_logprobs(completion: Completion, runs: tuple[int, ...]) -> str:
+    data, begin = completion.logprobs, 0
+    if not logprobs_ok(data, len(completion.token_ids)):
+        return "bad_logprobs"
+    for number, length in enumerate(runs):
+        if number % 2 and any(data[4 * begin : 4 * (begin + length)]):
+            return "bad_logprobs"
+        begin += length
+    return ""
 
 
 def _in_vocabulary(tokens: tuple[int, ...], rules: AdmissionRules) -> bool:

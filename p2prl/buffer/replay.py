@@ -98,12 +98,12 @@ def _fair(ordered: list[Entry], limit: int) -> list[Entry]:
 
 
 def age_quantiles(groups: Sequence[Group], ages: Sequence[Sequence[int]], shares: Sequence[float]) -> tuple[float, ...]:
-    """Ages in versions that these shares of all tokens don't exceed; `ages[g][v]` is that of `groups[g].versions[v]`."""
+    """Ages in versions that these shares of all drawn tokens don't exceed; `ages[g][v]` of `groups[g].versions[v]`."""
     tokens: Counter[int] = Counter()
     for group, of_versions in zip(groups, ages, strict=True):
         for trajectory in group.trajectories:
             for segment in trajectory.completion.segments:
-                tokens[of_versions[segment.version]] += segment.num_tokens
+                tokens[of_versions[segment.version]] += segment.num_tokens * segment.drawn
     total, found = sum(tokens.values()), []
     for share in shares:
         below = 0

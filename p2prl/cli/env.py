@@ -18,6 +18,7 @@ import msgspec
 from p2prl.cli.reading import home_of, print_json, reading, wants_json
 from p2prl.cli.render import span, table
 from p2prl.errors import ConfigError, P2prlError
+from p2prl.exits import describe_exit
 
 if TYPE_CHECKING:
     from p2prl.environments import workbench
@@ -62,6 +63,8 @@ def show(ctx: click.Context, name: str, count: int, given: tuple[str, ...], as_j
         return
     prompts = "any number of prompts" if found.num_prompts is None else f"{found.num_prompts} training prompts"
     click.echo(safe(f"{found.name}  {found.version}  {prompts}"))
+    if found.turns:
+        click.echo("it answers back: a recipe sets [environment] max_turns")
     if found.unsafe:
         click.echo(safe(f"not the same everywhere: {found.unsafe}; a recipe needs same_python"))
     if found.data_hash:
@@ -69,8 +72,11 @@ def show(ctx: click.Context, name: str, count: int, given: tuple[str, ...], as_j
     for prompt in (*found.prompts, found.held_out):
         kind = "" if prompt in found.prompts else " (held out)"
         click.echo(f"\n--- {prompt.index}{kind}\n{safe(prompt.prompt)}")
-        if prompt.answer is not None:
-            click.echo(f"--- right answer, worth {prompt.reward}\n{safe(prompt.answer)}")
+        for turn, answer in enumerate(prompt.answers):
+            worth = f", worth {prompt.reward}" if turn == len(prompt.answers) - 1 else ""
+            click.echo(f"--- right answer{worth}\n{safe(answer)}")
+            if turn < len(prompt.said):
+                click.echo(f"--- it says\n{safe(prompt.said[turn])}")
     if found.parameters:
         click.echo("\nparameters:\n  " + "\n  ".join(map(safe, found.parameters)))
 
@@ -78,18 +84,22 @@ def show(ctx: click.Context, name: str, count: int, given: tuple[str, ...], as_j
 @env.command()
 @click.argument("name")
 @click.argument("index", type=click.IntRange(0, 2**53))
-@click.argument("answer")
+@click.argument("answer", nargs=-1, required=True)
 @set_option
 @reading
-def score(ctx: click.Context, name: str, index: int, answer: str, given: tuple[str, ...], as_json: bool) -> None:
-    """What ANSWER to NAME's prompt INDEX is worth, and why."""
+def score(
+    ctx: click.Context, name: str, index: int, answer: tuple[str, ...], given: tuple[str, ...], as_json: bool
+) -> None:
+    """What ANSWER to NAME's prompt INDEX is worth, and why; several, a turn each, where NAME answers back."""
     from p2prl.environments import workbench
 
     found = ask(workbench.ScoreQuestion(_spec(ctx, name, given), index, answer), workbench.ScoreAnswer)
     if wants_json(ctx, as_json):
         print_json(reply_of(found))
-    else:
-        click.echo(f"{found.reward:g}  {safe(found.detail)}")
+        return
+    for said in found.said:
+        click.echo(f"--- it says\n{safe(said)}")
+    click.echo(f"{found.reward:g}  {safe(found.detail)}")
 
 
 @env.command()
@@ -115,6 +125,7 @@ def check(ctx: click.Context, recipe: str, as_json: bool) -> None:
 
 def check_text(found: "workbench.CheckAnswer") -> str:
     known = "none is known" if found.reference < 0 else f"{found.reference:.3f} on average"
+    known += f", in up to {found.num_turns} turns" if found.num_turns > 1 else ""
     drawn = "  ".join(f"{name} {number}" for name, number in sorted(found.members.items()))
     rows = [
         ("environment", f"{found.name}  {found.version}"),
@@ -149,8 +160,9 @@ def ask(question: msgspec.Struct, kind: type[T]) -> T:
     try:
         reply = msgspec.json.decode(done.stdout, type=kind | Failed)  # pyright: ignore[reportArgumentType]
     except msgspec.MsgspecError:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise P2prlError(f"the environment's process ended with code {done.returncode}: {last[0][:300]}") from None
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        said = f"; it said last: {last[0][:300]}" if last else ""
+        raise P2prlError(f"the environment's process has no answer ({describe_exit(done.returncode)}){said}") from None
     if isinstance(reply, Failed):
         raise ConfigError(reply.message) if done.returncode == ConfigError.exit_code else P2prlError(reply.message)
     return reply

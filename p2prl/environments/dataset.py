@@ -4,7 +4,7 @@ In: a JSONL, parquet or arrow file (or a folder of such), the columns to use, a 
 
 Parameters: `hash` (of the file, as `p2prl env show` tells it), `template` (text with {column} in it), `answer` (the
 column of right answers), `extract` (the part of an answer that counts), `grader` and its own options. A tenth of the
-rows, told by their prompts, is held out.
+rows is held out, the same ones in every environment over the file.
 """
 
 import re
@@ -28,10 +28,12 @@ _MAX_CHOICES = 26
 class RowsEnvironment:
     """Implements `registry.Environment` and `registry.Answered`."""
 
-    def __init__(self, name: str, prompts: Sequence[str], golds: Sequence[object], grader: Grader, rule: str) -> None:
+    def __init__(
+        self, name: str, prompts: Sequence[str], golds: Sequence[object], grader: Grader, rule: str, split: Split
+    ) -> None:
         self.name, self.version = name, grader.version
         self._prompts, self._golds, self._grader, self._rule = prompts, golds, grader, rule
-        self._split = Split.by_text(prompts)
+        self._split = split
         self.num_prompts: int | None = self._split.num_training
 
     def prompt(self, index: int) -> str:
@@ -79,7 +81,7 @@ def load_rows_environment(file: str, params: Mapping[str, object], folders: Sequ
                 f"the prompts of {path} have more than {_MAX_CHARACTERS} characters; shorten the template"
             )
         golds.append(grader.gold(_value(row, column, where), where))
-    return RowsEnvironment(f"dataset:{file}", prompts, golds, grader, rule)
+    return RowsEnvironment(f"dataset:{file}", prompts, golds, grader, rule, Split.by_row(found, prompts))
 
 
 def _text(params: Mapping[str, object], key: str, usual: str, owner: str) -> str:

@@ -18,8 +18,14 @@ _NUMBER = re.compile(
     r"(?:(?<![0-9)\]A-Za-z.])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?"
 )
 _MAX_NUMBER_CHARACTERS = 100
-_SAID_CHOICE = re.compile(r"(?:answer|choice|option)(?:\s{1,4}is)?\s{0,4}[:=]?\s{0,4}\W{0,3}([A-Z])\b", re.IGNORECASE)
-_LONE_LETTER = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])")
+_WORD_FOLLOWS = r"[ \t]{1,4}(?!(?:is|was|because|since|as|and|or)\b)\w"  # after "A" and "I": then they are words
+# After "the answer is" a capital counts; a small letter only before a mark or an end, since "a" is a word too.
+_SAID_CHOICE = re.compile(
+    r"\b(?i:answer|choice|option)(?i:\s{1,4}is)?\s{0,4}[:=]?\W{0,4}"
+    rf"(?:(?!I{_WORD_FOLLOWS})([A-Z])(?!\w|['\u2019]\w)|([a-z])(?=[\])}}*.,;:]|\s{{0,4}}(?:[-:\n]|\Z)))"
+)
+_LONE_LETTER = re.compile(rf"(?<![\w'\u2019])(?![AI]{_WORD_FOLLOWS})([A-Z])(?!\w|['\u2019]\w)")
+_ONLY_LETTER = re.compile(r"\W{0,4}([A-Za-z])\W{0,4}")
 _MAX_PATTERN_CHARACTERS = 1000
 
 
@@ -130,7 +136,8 @@ def _compiled(pattern: str, what: str) -> re.Pattern[str]:
 
 
 class Choice:
-    """A letter: the one after the last "answer is", else the last that stands alone. Rows say "B", or 1 (from 0)."""
+    """A letter: all of the answer, else the one after the last "answer is", else the last capital that stands alone and
+    is no word. Rows say "B", or 1 (from 0)."""
 
     def __init__(self) -> None:
         self.version = package_version("p2prl")
@@ -146,13 +153,21 @@ class Choice:
         return letter
 
     def grade(self, gold: str, answer: str) -> tuple[float, str]:
-        found = _SAID_CHOICE.findall(answer) or _LONE_LETTER.findall(answer)
-        if not found:
-            return 0.0, "no letter in the answer"
-        return _verdict(found[-1].upper() == gold, gold)
+        found = chosen_letter(answer)
+        return (0.0, "no letter in the answer") if found is None else _verdict(found == gold, gold)
 
     def reference(self, gold: str) -> str:
         return gold
+
+
+def chosen_letter(answer: str) -> str | None:
+    """In upper case."""
+    if only := _ONLY_LETTER.fullmatch(answer):
+        return only[1].upper()
+    if said := _SAID_CHOICE.findall(answer):
+        return "".join(said[-1]).upper()
+    alone = _LONE_LETTER.findall(answer)
+    return alone[-1] if alone else None
 
 
 def _math(**options: Any) -> Grader:

@@ -8,12 +8,12 @@ runs inside a `Guard`, which turns a raise, a hang or a hunger for memory into `
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol, TypeVar
 
-from p2prl.environments.messages import JudgeItem, Judgement
+from p2prl.environments.conversation import ONE_TURN, TurnRules, parts_of
+from p2prl.environments.messages import JudgeItem, Judgement, TurnItem
 from p2prl.environments.mixture import Mixture, own_index
-from p2prl.environments.registry import Environment
+from p2prl.environments.registry import Conversing, Environment
 from p2prl.errors import ConfigError, P2prlError
 from p2prl.records import Prompt
 
@@ -30,6 +30,10 @@ class RanTooLong(RewardFailed):
     """It passed its limit of time."""
 
 
+class OtherTurns(P2prlError):
+    """Between an answer's turns, or after them, the environment says something else here."""
+
+
 class Guard(Protocol):
     def __call__(self, work: Callable[[], T]) -> T:
         """What `work` returns; raises RewardFailed when it fails or passes its limits."""
@@ -40,44 +44,115 @@ class TextTokenizer(Protocol):
     """What is needed here of `models.tokenizer.Tokenizer`."""
 
     def encode_prompt(self, text: str) -> list[int]: ...
+    def encode_turn(self, text: str, last: int) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+class Stops(Protocol):
+    """What is needed here of `models.stop_strings.StopStrings`."""
+
+    def text(self, token_ids: Sequence[int]) -> str: ...
+    def ends_as_said(self, token_ids: Sequence[int], finish_reason: str) -> bool: ...
+
+
 class Judge:
-    def __init__(self, environment: Environment, tokenizer: TextTokenizer, guard: Guard) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        tokenizer: TextTokenizer,
+        guard: Guard,
+        stops: Stops | None = None,
+        rules: TurnRules = ONE_TURN,
+    ) -> None:
+        """`stops` None: the recipe has no stop strings, and an answer's text is all of it."""
         self._environment = environment
         self._tokenizer = tokenizer
         self._guard = guard
+        self._stops = stops
+        self._rules = rules
 
     def prompt(self, index: int) -> Prompt:
         """Raises RewardFailed when the environment can't make it, ConfigError when the model can't read it."""
         text = _clean(self._guard(lambda: self._environment.prompt(own_index(self._environment, index))))
         return Prompt(index, text, tuple(self._tokenizer.encode_prompt(text)))
 
-    def reward(self, index: int, token_ids: Sequence[int]) -> tuple[float, str]:
-        return self._rewards(index, [token_ids])[0]
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What rewards see of an answer."""
+        text = self._tokenizer.decode(token_ids) if self._stops is None else self._stops.text(token_ids)
+        return _clean(text)
 
-    def _rewards(self, index: int, answers: Sequence[Sequence[int]]) -> list[tuple[float, str]]:
-        """One each. A mixture's name their member."""
-        member = f"{self._environment.member(index).name}: " if isinstance(self._environment, Mixture) else ""
+    def turn(self, item: TurnItem) -> tuple[int, ...]:
+        """What it is given before its next turn; () where it is over."""
+        drawn, given = parts_of(item.token_ids, item.runs)
+        try:
+            return self._said(item.index, drawn, sum(map(len, given)))
+        except RewardFailed:
+            return ()  # whoever judges it runs into the same, and says so
+
+    def _said(self, index: int, drawn: Sequence[Sequence[int]], num_given: int) -> tuple[int, ...]:
+        """What the environment says after these turns, as tokens; () where it is over."""
+        environment, own = self._environment, own_index(self._environment, index)
+        if len(drawn) >= self._rules.max_turns or not isinstance(environment, Conversing):
+            return ()
+        said = self._guard(lambda: environment.respond(own, list(map(self.text, drawn))))
+        if said is None:
+            return ()
+        try:
+            given = tuple(self._tokenizer.encode_turn(_clean(said), drawn[-1][-1]))
+        except ConfigError as error:
+            raise RewardFailed(f"the model can't read what the environment said: {error}") from error
+        if not given:
+            raise RewardFailed("the environment said nothing; None ends a conversation")
+        return given if num_given + len(given) <= self._rules.max_given_tokens else ()
+
+    def reward(self, index: int, token_ids: Sequence[int]) -> tuple[float, str]:
+        return self._judged(JudgeItem(index, (), (tuple(token_ids),)))[0][0]
+
+    def _judged(self, item: JudgeItem) -> tuple[list[tuple[float, str]], int]:
+        """Reward and detail of each answer, a mixture's with its member's name; the first of other turns, or -1."""
+        name = f"{self._environment.member(item.index).name}: " if isinstance(self._environment, Mixture) else ""
         judged, num_slow = [], 0
-        for answer in answers:
+        for place in range(len(item.answers)):
             try:
                 if num_slow >= MAX_SLOW_ANSWERS:
                     raise RewardFailed(f"not judged: {num_slow} answers of this group ran too long")
-                given, detail = self._guard(partial(self._judged, index, answer))
+                given, detail = self._reward(item.index, self._replayed(item, place))
                 if not math.isfinite(given) or not 0.0 <= given <= 1.0:
                     raise RewardFailed(f"the environment gave {given}, which is not in 0 to 1")
             except RewardFailed as error:
                 given, detail = 0.0, str(error)
                 num_slow += isinstance(error, RanTooLong)
-            judged.append((given, _clean(member + detail)[:MAX_DETAIL_CHARACTERS]))
-        return judged
+            except OtherTurns as error:
+                why = f"answer {place}: {error}"[:MAX_DETAIL_CHARACTERS]
+                return [(0.0, why)] * len(item.answers), place
+            judged.append((given, _clean(name + detail)[:MAX_DETAIL_CHARACTERS]))
+        return judged, -1
 
-    def _judged(self, index: int, token_ids: Sequence[int]) -> tuple[float, str]:
-        answer = self._tokenizer.decode(token_ids)
-        given, detail = self._environment.reward(own_index(self._environment, index), answer)
-        return float(given), str(detail)
+    def _replayed(self, item: JudgeItem, place: int) -> list[tuple[int, ...]]:
+        """The turns of an answer, between which the environment says what it was given, and nothing after them."""
+        drawn, given = parts_of(item.answers[place], item.runs[place] if item.runs else ())
+        num_given = 0
+        for number, tokens in enumerate(given, 1):
+            if self._said(item.index, drawn[:number], num_given) != tokens:
+                raise OtherTurns(f"what it was given after turn {number} is not what the environment says")
+            num_given += len(tokens)
+        stopped = item.finishes[place : place + 1] == ("stop",)
+        if stopped and self._said(item.index, drawn, num_given):
+            raise OtherTurns(f"it ends after turn {len(drawn)}, and the environment has more to say")
+        return drawn
+
+    def _reward(self, index: int, drawn: Sequence[tuple[int, ...]]) -> tuple[float, str]:
+        environment, own = self._environment, own_index(self._environment, index)
+
+        def work() -> tuple[float, str]:
+            texts = list(map(self.text, drawn))
+            if isinstance(environment, Conversing):
+                given, detail = environment.reward_turns(own, texts)
+            else:
+                given, detail = environment.reward(own, texts[-1])
+            return float(given), str(detail)
+
+        return self._guard(work)
 
     def check(self, item: JudgeItem) -> Judgement:
         """For admission: does the prompt have these tokens, and what is each answer worth?"""
@@ -89,8 +164,24 @@ class Judge:
         if not prompt_ok:
             # Rewards of another prompt's answers mean nothing and cost time, which a peer must not make us spend.
             return Judgement(False, (0.0,) * len(item.answers), (_clean(reason),) * len(item.answers))
-        judged = self._rewards(item.index, item.answers)
-        return Judgement(True, tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged))
+        count, bad_finish = len(item.answers), self._bad_finish(item)
+        if bad_finish >= 0:  # refused anyhow
+            return Judgement(
+                True, (0.0,) * count, ("not judged: an answer doesn't end as it says",) * count, bad_finish
+            )
+        judged, bad_turns = self._judged(item)
+        rewards, details = tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged)
+        return Judgement(True, rewards, details, bad_turns=bad_turns)
+
+    def _bad_finish(self, item: JudgeItem) -> int:
+        """The first answer that goes on past a stop string, or says that it ends by one and does not; -1: none."""
+        if self._stops is not None:
+            for place, (token_ids, reason) in enumerate(zip(item.answers, item.finishes, strict=False)):
+                *before, last = parts_of(token_ids, item.runs[place] if item.runs else ()).drawn
+                ends = [(turn, "stop") for turn in before] + [(last, reason)]
+                if not all(self._stops.ends_as_said(turn, how) for turn, how in ends):
+                    return place
+        return -1
 
 
 def _clean(text: str) -> str:

@@ -14,10 +14,36 @@ class PromptsRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class JudgeItem(msgspec.Struct, frozen=True, array_like=True):
-    """A group to judge: are these the prompt's tokens, and what are its answers worth?"""
+    """A group to judge: are these the prompt's tokens, and what are its answers worth?
+
+    `finishes`: the answers' finish reasons, to be checked where the recipe has stop strings or turns; () to leave that out.
+    `runs`: of each answer, as in `conversation`; () where all have one turn.
+    """
 
     index: int
     prompt_ids: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    finishes: tuple[str, ...] = ()
+    runs: tuple[tuple[int, ...], ...] = ()
+
+
+class TurnItem(msgspec.Struct, frozen=True, array_like=True):
+    """An answer so far, which ended with an end token or a stop string: what does the environment say to it?"""
+
+    index: int
+    token_ids: tuple[int, ...]
+    runs: tuple[int, ...]
+
+
+class TurnsRequest(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    items: tuple[TurnItem, ...]
+
+
+class TextsRequest(msgspec.Struct, frozen=True, tag=True):
+    """The texts that rewards see of these answers, to be shown."""
+
+    id: int
     answers: tuple[tuple[int, ...], ...]
 
 
@@ -41,12 +67,30 @@ class PromptsReply(msgspec.Struct, frozen=True, tag=True):
     prompts: tuple[Prompt, ...]
 
 
+class TurnsReply(msgspec.Struct, frozen=True, tag=True):
+    """What an answer is given before its next turn, up to where that begins; () where it is over."""
+
+    id: int
+    items: tuple[tuple[int, ...], ...]
+
+
+class TextsReply(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    texts: tuple[str, ...]
+
+
 class Judgement(msgspec.Struct, frozen=True, array_like=True):
-    """`rewards` and `details` are as long as the item's answers, also when the prompt is wrong."""
+    """`rewards` and `details` are as long as the item's answers, also when the prompt is wrong.
+
+    `bad_finish`: the first answer that does not end as it says; `bad_turns`: the first whose turns are not what the
+    environment makes of them; -1: none.
+    """
 
     prompt_ok: bool
     rewards: tuple[float, ...]
     details: tuple[str, ...]
+    bad_finish: int = -1
+    bad_turns: int = -1
 
 
 class JudgeReply(msgspec.Struct, frozen=True, tag=True):
@@ -61,5 +105,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     id: int = -1
 
 
-Request = PromptsRequest | JudgeRequest
-Reply = Ready | PromptsReply | JudgeReply | Failed
+Request = PromptsRequest | JudgeRequest | TurnsRequest | TextsRequest
+Reply = Ready | PromptsReply | JudgeReply | TurnsReply | TextsReply | Failed

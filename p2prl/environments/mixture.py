@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
 
-from p2prl.environments.registry import HELD_OUT_FROM, Answered, Environment
+from p2prl.environments.registry import HELD_OUT_FROM, Answered, Conversing, Environment
 from p2prl.recipe import MIXTURE
 
 _MAX_VERSION_CHARACTERS = 128  # `records.Name`
 
 
 class Mixture:
-    """Implements `registry.Environment` and `registry.Answered`."""
+    """Implements `registry.Environment`, `registry.Answered` and `registry.Conversing`, whatever its members do."""
 
     name = MIXTURE
     num_prompts: int | None = None
@@ -50,6 +50,28 @@ class Mixture:
     def answer(self, index: int) -> str | None:
         member, own = self._of(index)
         return member.answer(own) if isinstance(member, Answered) else None
+
+    def respond(self, index: int, answers: Sequence[str]) -> str | None:
+        member, own = self._of(index)
+        return member.respond(own, answers) if isinstance(member, Conversing) else None
+
+    def reward_turns(self, index: int, answers: Sequence[str]) -> tuple[float, str]:
+        member, own = self._of(index)
+        return member.reward_turns(own, answers) if isinstance(member, Conversing) else member.reward(own, answers[-1])
+
+    def reference(self, index: int) -> Sequence[str] | None:
+        member, own = self._of(index)
+        if isinstance(member, Conversing):
+            return member.reference(own)
+        known = member.answer(own) if isinstance(member, Answered) else None
+        return None if known is None else (known,)
+
+
+def converses(environment: Environment) -> bool:
+    """Whether any of its tasks may have several turns."""
+    if isinstance(environment, Mixture):
+        return any(map(converses, environment.members))
+    return isinstance(environment, Conversing)
 
 
 def own_index(environment: Environment, index: int) -> int:

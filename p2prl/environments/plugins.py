@@ -7,10 +7,24 @@ The class is made with the recipe's parameters as keywords. It has `prompt(index
 With `num_prompts` it is asked for indices below that alone, and the last tenth of them is held out; without, indices
 from 2**40 on are the held-out ones, and it should give other prompts there. It must be deterministic, whatever was
 asked before, and the same on every machine.
+
+One that answers back has `respond(index, answers) -> str | None`: what it says after these answers, one text a turn; None
+when it is over. It keeps nothing: `answers` is all that was said. Then a reward is of all answers,
+`reward(index, answers)`, and `answer(index)` may be a list, a text a turn. The recipe sets `max_turns`:
+
+    class Guess:
+        def prompt(self, index):
+            return "Guess my number, 0 to 9."
+        def respond(self, index, answers):
+            if answers[-1] == str(index % 10):
+                return None
+            return "higher" if answers[-1] < str(index % 10) else "lower"
+        def reward(self, index, answers):
+            return float(answers[-1] == str(index % 10)) / len(answers), f"{len(answers)} guesses"
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -36,19 +50,49 @@ class Plugin:
         return index if self._split is None else self._split.place(index)
 
     def prompt(self, index: int) -> str:
-        text = self._made.prompt(self._own(index))
-        if not isinstance(text, str):
-            raise TypeError(f"its prompt is {type(text).__name__}, not text")
-        return str.__str__(text)  # a subclass of it can't be sent
+        return _text(self._made.prompt(self._own(index)), "prompt")
 
     def reward(self, index: int, answer: str) -> tuple[float, str]:
-        given = self._made.reward(self._own(index), answer)
+        return self._rewarded(index, answer)
+
+    def _rewarded(self, index: int, said: object) -> tuple[float, str]:
+        given = self._made.reward(self._own(index), said)
         value, detail = given if isinstance(given, tuple) else (given, "the environment's own reward")
         return float(value), str(detail)
 
     def answer(self, index: int) -> str | None:
         own = getattr(self._made, "answer", None)
         return None if own is None else str(own(self._own(index)))
+
+
+class ConversingPlugin(Plugin):
+    """Implements `registry.Conversing` too, by a class with `respond`."""
+
+    def respond(self, index: int, answers: Sequence[str]) -> str | None:
+        said = self._made.respond(self._own(index), list(answers))
+        return None if said is None else _text(said, "response")
+
+    def reward(self, index: int, answer: str) -> tuple[float, str]:
+        return self.reward_turns(index, [answer])
+
+    def reward_turns(self, index: int, answers: Sequence[str]) -> tuple[float, str]:
+        return self._rewarded(index, list(answers))
+
+    def reference(self, index: int) -> Sequence[str] | None:
+        own = getattr(self._made, "answer", None)
+        known = None if own is None else own(self._own(index))
+        return list(map(str, known)) if isinstance(known, (list, tuple)) else None if known is None else [str(known)]
+
+    def answer(self, index: int) -> str | None:
+        """The first turn's."""
+        known = self.reference(index)
+        return known[0] if known else None
+
+
+def _text(said: object, what: str) -> str:
+    if not isinstance(said, str):
+        raise TypeError(f"its {what} is {type(said).__name__}, not text")
+    return str.__str__(said)  # a subclass of it can't be sent
 
 
 def load_plugin(source: str, name: str, params: Mapping[str, object]) -> Plugin:
@@ -91,7 +135,8 @@ def _made(point: EntryPoint, full: str, params: Mapping[str, object]) -> Plugin:
         raise ConfigError(
             f"environment {full} ({point.value}) has no method {' and no '.join(missing)}; ask its author"
         )
-    return Plugin(full, version, made, count)
+    kind_of = ConversingPlugin if callable(getattr(made, "respond", None)) else Plugin
+    return kind_of(full, version, made, count)
 
 
 def _said(error: BaseException) -> str:

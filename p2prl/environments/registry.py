@@ -48,6 +48,24 @@ class Answered(Protocol):
     def answer(self, index: int) -> str | None: ...
 
 
+@runtime_checkable
+class Conversing(Protocol):
+    """An environment that answers back. What it says follows from the index and the answers alone, so that whoever asks
+    again, here or elsewhere, hears the same; nothing is kept from one question to the next."""
+
+    def respond(self, index: int, answers: Sequence[str]) -> str | None:
+        """What it says after these answers, one a turn; None: it is over."""
+        ...
+
+    def reward_turns(self, index: int, answers: Sequence[str]) -> tuple[float, str]:
+        """As `Environment.reward`, of a whole conversation."""
+        ...
+
+    def reference(self, index: int) -> Sequence[str] | None:
+        """Answers that earn much, where it knows some; for checks, never in the flow."""
+        ...
+
+
 def load_environment(name: str, params: Mapping[str, object], folders: Sequence[Path] = ()) -> Environment:
     """Raises ConfigError for an unknown name, parameter or value, or a package that isn't installed."""
     source, _, rest = full_name(name, folders).partition(":")

@@ -19,7 +19,19 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from p2prl.environments.judge import Judge, RanTooLong, RewardFailed
-from p2prl.environments.messages import Failed, JudgeReply, JudgeRequest, PromptsReply, PromptsRequest, Reply, Request
+from p2prl.environments.messages import (
+    Failed,
+    JudgeReply,
+    JudgeRequest,
+    PromptsReply,
+    PromptsRequest,
+    Reply,
+    Request,
+    TextsReply,
+    TextsRequest,
+    TurnsReply,
+    TurnsRequest,
+)
 from p2prl.errors import ConfigError
 from p2prl.pipes import PipeClosed
 
@@ -125,6 +137,10 @@ def answer(judge: Judge, request: Request) -> Reply:
                 return PromptsReply(id, tuple(judge.prompt(index) for index in indices))
             case JudgeRequest(id, items):
                 return JudgeReply(id, tuple(judge.check(item) for item in items))
+            case TurnsRequest(id, items):
+                return TurnsReply(id, tuple(judge.turn(item) for item in items))
+            case TextsRequest(id, answers):
+                return TextsReply(id, tuple(map(judge.text, answers)))
     except (RewardFailed, ConfigError) as error:
         return Failed(str(error), request.id)
 

@@ -5,6 +5,12 @@ In: a program's text, what it reads. Out: what it wrote, or why it has nothing t
 The program sees the interpreter and its libraries, read-only, and an empty /tmp in memory; no network, no /proc, no
 other user, no home, no environment variable. It can make no process and no thread; processor, memory, files and output
 are limited, and after `wall_s` the kernel takes it down with bubblewrap's first process. Linux alone.
+
+The same program gives the same on every node, as far as Python lets it see no difference: hashes and process ids are the
+same, unseeded generators all begin alike, a clock begins at one moment and goes on a microsecond with each look at it, and
+sleeping only moves it on. What a program learns in other ways can differ: addresses (`id`, the order of a set of plain
+objects) and how far it comes within its limits on a slow machine. Such an answer may be worth something else elsewhere, so
+that its group is refused there. It is judged once: a second run here would not tell what another machine gives.
 """
 
 import os
@@ -24,6 +30,7 @@ import msgspec
 
 from p2prl.environments.seccomp import filter_program
 from p2prl.errors import ConfigError
+from p2prl.exits import describe_exit
 
 MAX_OUTPUT_BYTES = 2**20
 _ADVICE = "install it with: apt-get install bubblewrap"
@@ -35,6 +42,48 @@ for _what, _most in ((_r.RLIMIT_CPU, {cpu_s}), (_r.RLIMIT_AS, {memory_bytes}), (
     _r.setrlimit(_what, (_most, _most))
 _s.setrecursionlimit(5000)
 del _r, _s, _what, _most
+"""
+
+
+_SAME = """
+def _same():
+    import _random, posix, sys, time
+    base, kept = _random.Random, _random.Random(0)
+    class Random(base):
+        def __new__(cls, *args):
+            return super().__new__(cls, 0)
+        def seed(self, a=None):
+            super().seed(0 if a is None else a)
+    _random.Random = Random
+    def urandom(size, flags=0):
+        return kept.getrandbits(8 * size).to_bytes(size, "little") if size else b""
+    for module in (posix, sys.modules.get("os", posix)):
+        module.urandom = module.getrandom = urandom
+    now = 1_700_000_000 * 10**9
+    def ns(*clock):
+        nonlocal now
+        now += 1000
+        return now
+    def seconds(*clock):
+        return ns() / 10**9
+    def sleep(length):
+        nonlocal now
+        if length < 0:
+            raise ValueError("sleep length must be non-negative")
+        now += int(length * 10**9)
+    time.sleep = sleep
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"):
+        setattr(time, name, seconds)
+        setattr(time, name + "_ns", ns)
+    def of_now(told):
+        return lambda at=None: told(seconds() if at is None else at)
+    gmtime, asctime, strftime = of_now(time.gmtime), time.asctime, time.strftime
+    time.gmtime, time.localtime, time.ctime = gmtime, of_now(time.localtime), of_now(time.ctime)
+    time.asctime = lambda at=None: asctime(gmtime() if at is None else at)
+    time.strftime = lambda form, at=None: strftime(form, gmtime() if at is None else at)
+    sys.modules["_datetime"] = None  # written in C, it asks the system; the one in Python asks `time`
+_same()
+del _same
 """
 
 
@@ -68,7 +117,7 @@ class Sandbox:
     def run(self, program: str, reads: bytes) -> Outcome:
         """`program` gets `reads` as its standard input; its standard output comes back."""
         limits = self._limits
-        prelude = _PRELUDE.format(**{name: getattr(limits, name) for name in limits.__struct_fields__})
+        prelude = _PRELUDE.format(**{name: getattr(limits, name) for name in limits.__struct_fields__}) + _SAME
         with _filter() as rules:
             # Not -I, which would pass over PYTHONHASHSEED: the order of a set must be the same on every machine.
             command = [*_bubblewrap(rules), "--", _python(), "-P", "-s", "-S", "-B", "-c", prelude + program]
@@ -142,12 +191,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _said(code: int) -> str:
-    number = code - 128 if code > 128 else -code
-    if number > 0:
-        return (
-            f"it was ended by {signal.Signals(number).name}" if number in set(signal.Signals) else f"exit code {code}"
-        )
-    return f"it ended with exit code {code}"
+    if code > 128:  # bubblewrap's word for a signal
+        return f"it was {describe_exit(128 - code)}"
+    return f"it was {describe_exit(code)}" if code < 0 else f"it ended with exit code {code}"
 
 
 def _python() -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from p2prl.environments.mixture import Mixture
+from p2prl.environments.conversation import TurnRules
+from p2prl.environments.mixture import Mixture, converses
 from p2prl.environments.reasoning_gym import ReasoningGym
 from p2prl.environments.registry import Environment, full_name, load_environment
 from p2prl.errors import ConfigError
@@ -35,11 +36,13 @@ class Spec(msgspec.Struct, frozen=True):
     mixed: bool = False
     same_python: str = ""
     folders: tuple[str, ...] = ()
+    rules: TurnRules = TurnRules()
 
 
 def spec_of(section: EnvironmentSection, folders: Sequence[Path]) -> Spec:
     members = tuple(Member(each.name, each.version, each.params, each.weight) for each in section.members)
-    return Spec(members, bool(section.mix), section.same_python, tuple(map(str, folders)))
+    rules = TurnRules(section.max_turns, section.max_given_tokens)
+    return Spec(members, bool(section.mix), section.same_python, tuple(map(str, folders)), rules)
 
 
 def decode(text: str) -> Spec:
@@ -57,9 +60,12 @@ def open_environment(spec: Spec, python: str = "") -> Environment:
             f"the recipe wants Python {spec.same_python} on every node (same_python), this is {python}; run p2prl with it"
         )
     opened = [_open(member, spec) for member in spec.members]
-    if not spec.mixed:
-        return opened[0]
-    return Mixture(opened, [member.weight for member in spec.members])
+    made = Mixture(opened, [member.weight for member in spec.members]) if spec.mixed else opened[0]
+    if spec.rules.max_turns > 1 and not converses(made):
+        raise ConfigError(
+            f"{made.name} says nothing to an answer, and the recipe has max_turns = {spec.rules.max_turns}; take it out"
+        )
+    return made
 
 
 def _open(member: Member, spec: Spec) -> Environment:

@@ -1,8 +1,11 @@
 """Which items of a finite environment are for training and which are held out.
 
-In: a number of items, or their texts. Out: for an index of the flow (from HELD_OUT_FROM on: held out) an item's place.
+In: a number of items, or what tells them apart. Out: for an index of the flow (from HELD_OUT_FROM on: held out) an item's
+place.
 
-A tenth is held out. By text: equal texts are on one side, whatever their order. By tail: the last ones.
+A tenth is held out. By text: items with equal texts are on one side, whatever their order. By tail: the last ones. Of
+rows of a file, each prompt counts as the first row that it was made from, so that a row is on one side in all
+environments over that file, whatever their templates make of it.
 """
 
 from collections.abc import Sequence
@@ -33,6 +36,14 @@ class Split:
         for place, text in enumerate(texts):
             sides[held_out(text)].append(place)
         return cls(sides[0] or sides[1], sides[1] or sides[0])
+
+    @classmethod
+    def by_row(cls, file_hash: str, prompts: Sequence[str]) -> "Split":
+        """Of a file whose rows give these prompts."""
+        first: dict[str, int] = {}
+        for place, prompt in enumerate(prompts):
+            first.setdefault(prompt, place)
+        return cls.by_text([f"{file_hash} {first[prompt]}" for prompt in prompts])
 
     @classmethod
     def tail(cls, num_items: int) -> "Split":

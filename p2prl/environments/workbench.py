@@ -7,7 +7,6 @@ stderr. Prompts and rewards run inside the same guard as a node's.
 """
 
 import json
-import math
 import os
 import statistics
 import sys
@@ -19,13 +18,13 @@ from typing import TypeVar
 import msgspec
 
 from p2prl.environments import catalogue
+from p2prl.environments.guarded import Guarded
 from p2prl.environments.judge import RewardFailed
 from p2prl.environments.messages import Failed
-from p2prl.environments.mixture import Mixture, own_index
-from p2prl.environments.registry import HELD_OUT_FROM, Answered, Environment, full_name, load_environment
-from p2prl.environments.rewarder import LimitGuard, Limits
+from p2prl.environments.mixture import Mixture, converses
+from p2prl.environments.registry import HELD_OUT_FROM, Environment, full_name
 from p2prl.environments.rows import data_hash, find_data
-from p2prl.environments.spec import Spec, open_environment
+from p2prl.environments.spec import Spec
 from p2prl.errors import ConfigError, P2prlError
 
 NUM_CHECKED = 100
@@ -43,9 +42,11 @@ class ShowQuestion(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScoreQuestion(msgspec.Struct, frozen=True, tag=True):
+    """`answers`: a text for each turn."""
+
     spec: Spec
     index: int
-    answer: str
+    answers: tuple[str, ...]
 
 
 class CheckQuestion(msgspec.Struct, frozen=True, tag=True):
@@ -60,10 +61,14 @@ class ListAnswer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
+    """`said[t]`: what the environment said to `answers[t]`; `answer` is the first of those."""
+
     index: int
     prompt: str
     answer: str | None
-    reward: float | None  # of that answer
+    reward: float | None  # of those answers
+    answers: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
 
 
 class ShowAnswer(msgspec.Struct, frozen=True, tag=True):
@@ -75,11 +80,15 @@ class ShowAnswer(msgspec.Struct, frozen=True, tag=True):
     unsafe: str = ""
     data_hash: str = ""
     parameters: tuple[str, ...] = ()
+    turns: bool = False  # it answers back
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True, tag=True):
+    """`said`: what the environment says after each answer, as far as it says something."""
+
     reward: float
     detail: str
+    said: tuple[str, ...] = ()
 
 
 class CheckAnswer(msgspec.Struct, frozen=True, tag=True):
@@ -96,42 +105,21 @@ class CheckAnswer(msgspec.Struct, frozen=True, tag=True):
     reward_s: float
     slowest_s: float
     problems: tuple[str, ...]
+    num_turns: int = 1  # of the longest conversation with right answers
 
 
-class Workbench:
-    def __init__(self, spec: Spec, *, strict: bool) -> None:
-        """`strict`: as a node would open it, with versions and hashes."""
-        self._guard = LimitGuard(Limits())
-        if strict:
-            self.environment: Environment = open_environment(spec)
-        else:
-            member = spec.members[0]
-            self.environment = load_environment(member.name, member.params, [Path(folder) for folder in spec.folders])
-
-    def prompt(self, index: int) -> str:
-        return self._guard(lambda: self.environment.prompt(own_index(self.environment, index)))
-
-    def answer(self, index: int) -> str | None:
-        known = self.environment
-        return self._guard(lambda: known.answer(own_index(known, index))) if isinstance(known, Answered) else None
-
-    def reward(self, index: int, answer: str) -> tuple[float, str]:
-        given, detail = self._guard(lambda: self.environment.reward(own_index(self.environment, index), answer))
-        if not math.isfinite(given) or not 0.0 <= given <= 1.0:
-            raise RewardFailed(f"the environment gave {given}, which is not in 0 to 1")
-        return float(given), str(detail)
-
-    def shown(self, index: int) -> Shown:
-        text, right = self.prompt(index), self.answer(index)
-        try:
-            worth = None if right is None else self.reward(index, right)[0]
-        except RewardFailed:
-            worth = None
-        return Shown(index, text, right, worth)
+def _shown(bench: Guarded, index: int) -> Shown:
+    text, right = bench.prompt(index), bench.answers(index)
+    try:
+        worth = bench.reward(index, right)[0] if right else None
+        said = bench.said(index, right)
+    except (RewardFailed, ConfigError):
+        worth, said = None, ()
+    return Shown(index, text, right[0] if right else None, worth, right, said)
 
 
 def show(question: ShowQuestion) -> ShowAnswer:
-    bench = Workbench(question.spec, strict=False)
+    bench = Guarded(question.spec, strict=False)
     member, folders = question.spec.members[0], [Path(folder) for folder in question.spec.folders]
     environment, full = bench.environment, full_name(member.name, folders)
     source, _, rest = full.partition(":")
@@ -146,25 +134,29 @@ def show(question: ShowQuestion) -> ShowAnswer:
         parameters = tuple(f"{key} = {getattr(usual, key, None)!r}" for key in known_params(config))
     return ShowAnswer(
         environment.name, environment.version, environment.num_prompts,
-        tuple(bench.shown(index) for index in range(question.count)), bench.shown(HELD_OUT_FROM),
+        tuple(_shown(bench, index) for index in range(question.count)), _shown(bench, HELD_OUT_FROM),
         getattr(environment, "unsafe", ""), data_hash(find_data(rest, folders)) if source == "dataset" else "", parameters,
+        converses(environment),
     )  # fmt: skip
 
 
 def score(question: ScoreQuestion) -> ScoreAnswer:
-    bench = Workbench(question.spec, strict=False)
+    bench = Guarded(question.spec, strict=False)
     try:
-        return ScoreAnswer(*bench.reward(question.index, question.answer))
+        said = bench.said(question.index, question.answers)
+        return ScoreAnswer(*bench.reward(question.index, question.answers), said)
     except RewardFailed as error:
         return ScoreAnswer(0.0, str(error))
 
 
 def check(question: CheckQuestion) -> CheckAnswer:
     """Draw 100 prompts, twice; score what should earn much and what should not."""
-    bench = Workbench(question.spec, strict=True)
+    bench = Guarded(question.spec, strict=True)
     problems: dict[str, None] = {}
     prompts, prompt_s, reward_s = [], [], []
-    right, wrong = [], []
+    right, wrong, max_turns, num_turns = [], [], question.spec.rules.max_turns, 1
+    if converses(bench.environment) and max_turns == 1:
+        problems["it answers back, and the recipe gives it no second turn: set [environment] max_turns"] = None
     members: dict[str, int] = {}
     indices = [*range(NUM_CHECKED - NUM_CHECKED // 10), *(HELD_OUT_FROM + place for place in range(NUM_CHECKED // 10))]
 
@@ -182,12 +174,14 @@ def check(question: CheckQuestion) -> CheckAnswer:
         name = _member_name(bench.environment, index)
         members[name] = members.get(name, 0) + 1
         prompts.append(timed(prompt_s, lambda index=index: bench.prompt(index)))
-        known = timed([], lambda index=index: bench.answer(index))
-        if known is not None:
+        known = (timed([], lambda index=index: bench.answers(index)) or ())[:max_turns]
+        if known:
+            num_turns = max(num_turns, len(known))
             given = timed(reward_s, lambda index=index, known=known: bench.reward(index, known))
             right.append(0.0 if given is None else given[0])
-        for answer in WRONG:
-            given = timed(reward_s, lambda index=index, answer=answer: bench.reward(index, answer))
+        for text in WRONG:
+            answers = timed([], lambda index=index, text=text: bench.repeated(index, text, max_turns)) or [text]
+            given = timed(reward_s, lambda index=index, answers=answers: bench.reward(index, answers))
             wrong.append(0.0 if given is None else given[0])
     again = [timed([], lambda index=index: bench.prompt(index)) for index in indices]
     problems |= dict.fromkeys(_judged(prompts, again, right, wrong))
@@ -195,7 +189,7 @@ def check(question: CheckQuestion) -> CheckAnswer:
     return CheckAnswer(
         bench.environment.name, bench.environment.version, members, len(set(made)), max(map(len, made), default=0),
         statistics.fmean(right) if right else -1.0, statistics.fmean(wrong),
-        statistics.fmean(prompt_s), statistics.fmean(reward_s), max(*prompt_s, *reward_s), tuple(problems),
+        statistics.fmean(prompt_s), statistics.fmean(reward_s), max(*prompt_s, *reward_s), tuple(problems), num_turns,
     )  # fmt: skip
 
 

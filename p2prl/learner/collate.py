@@ -2,8 +2,9 @@
 
 In: a `StepInput`. Out: `Rows` (prompts with answers, and the objective's batch) and lists of row numbers.
 
-Invariants: a token's age is that of the version that drew it; tokens over the recipe's age are masked; an answer whose
-parts contradict each other is left out, never the group or the step; every row is in exactly one micro-batch.
+Invariants: a token's age is that of the version that drew it; tokens over the recipe's age are masked, and so is what the
+environment gave between turns: it is context; an answer whose parts contradict each other is left out, never the group or
+the step; every row is in exactly one micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ class _Row:
     answer: Sequence[int]
     logprobs: numpy.ndarray
     ages: list[int]
+    drawn: list[bool]
     reward: float
     temperature: float
 
@@ -85,6 +87,7 @@ def _rows(number: int, group: Group, ages: Sequence[int]) -> Iterator[_Row]:
             completion.token_ids,
             values,
             spread,
+            [part.drawn for part in completion.segments for _ in range(part.num_tokens)],
             trajectory.reward,
             group.sampling.temperature,
         )
@@ -110,7 +113,7 @@ def _tensors(rows: list[_Row], max_age: int, num_dropped: int) -> Rows:
         num = len(row.answer)
         ids[number, : len(row.prompt) + num] = torch.tensor([*row.prompt, *row.answer])
         age[number, :num] = torch.tensor(row.ages, dtype=torch.long)
-        mask[number, :num] = age[number, :num] <= max_age
+        mask[number, :num] = (age[number, :num] <= max_age) & torch.tensor(row.drawn, dtype=torch.bool)
         behavior[number, :num] = torch.from_numpy(row.logprobs)
     batch = Batch(
         group=torch.tensor([row.group for row in rows], dtype=torch.long),

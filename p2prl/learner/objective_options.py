@@ -24,7 +24,7 @@ Call = tuple[Objective, dict[str, Any]]
 def objective_call(recipe: Recipe) -> Call:
     """The recipe's objective and its options."""
     section = recipe.objective
-    return find_objective(section.name), objective_options(section, recipe.sampling.max_new_tokens)
+    return find_objective(section.name), objective_options(section, recipe.most_drawn)
 
 
 def objective_options(section: ObjectiveSection, max_length: int | None = None) -> dict[str, Any]:

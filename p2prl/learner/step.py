@@ -100,7 +100,7 @@ def apply_part(policy: Policy, part: Part, recipe: Recipe, rho_on: float) -> Ste
     if rho_on == 0.0 and part.num_answers:
         rho_on = rho
     rho_on = usable_rho_on(rho_on) if part.num_answers else rho_on
-    multiplier = lr_multiplier(rho, rho_on)
+    multiplier = lr_multiplier(rho, rho_on, recipe.objective.step_power)
     per = find_objective(recipe.objective.name).per
     if recipe.objective.step_size == "none" and multiplier > 0:
         multiplier = 1.0

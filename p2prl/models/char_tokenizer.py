@@ -39,6 +39,10 @@ class CharTokenizer:
             )
         return [self._id_of[character] for character in text]
 
+    def encode_turn(self, text: str, last: int) -> list[int]:
+        """The text alone: this policy knows of no speakers."""
+        return self.encode_prompt(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without padding and end tokens; an id outside the vocabulary gives U+FFFD."""
         kept = (token for token in ids if token not in (PAD_ID, END_ID))

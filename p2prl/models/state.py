@@ -162,10 +162,12 @@ def _header(payloads: Sequence[Payload], metadata: Mapping[str, str]) -> bytes:
     return text + b" " * (-len(text) % 8)  # data starts at a multiple of 8, as safetensors' own writer does
 
 
-def write_payloads(path: Path, payloads: Sequence[Payload], metadata: Mapping[str, str] | None = None) -> bytes:
+def write_payloads(
+    path: Path, payloads: Sequence[Payload], metadata: Mapping[str, str] | None = None, durable: bool = True
+) -> bytes:
     """Write bf16 tensors atomically (stage, fsync, rename) and return the state hash. `payloads` in any order.
 
-    `metadata` is for other software; a version's file has none.
+    `metadata` is for other software; a version's file has none. Not `durable`: without the wait for the disk.
     """
     ordered = sorted(payloads, key=lambda payload: payload.name)
     assert all(first.name != second.name for first, second in pairwise(ordered)), "a tensor name appears twice"
@@ -182,10 +184,12 @@ def write_payloads(path: Path, payloads: Sequence[Payload], metadata: Mapping[st
                 digest.update(_frame(payload.name, BF16, payload.shape, payload.num_bytes))
                 digest.update(content)
                 file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         staged.replace(path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except OSError as error:
         raise StoreError(f"can't write the weights {path}: {error.strerror or error}; free some disk space") from error
     finally:

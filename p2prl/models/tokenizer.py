@@ -3,7 +3,7 @@
 In: a prompt's text. Out: token ids as the model was trained to see them, and text back from answers.
 
 `hash` binds what must agree between a group's maker and its receivers: vocabulary, merges, special tokens, chat
-template, the rule that joins them, and how a probe text is really encoded. Library versions are not in it.
+template, the rules that join them, and how a probe text is really encoded. Library versions are not in it.
 """
 
 import json
@@ -16,6 +16,9 @@ from blake3 import blake3
 from p2prl.errors import ConfigError
 
 _RULE = "p2prl chat prompt 1: one user message, then the generation prompt"
+_TURN_RULE = "p2prl chat turn 1: the answer as it was drawn, its end, one user message, the generation prompt"
+_ANSWER = "p2prl-answer"  # stands for an answer in the template: what comes after it is a turn's beginning
+_ROLES = ("user", "assistant", "user")
 _PROBE = "State 12 + 7 = ?\n\tna\u00efve \u4f60\u597d  x"
 
 
@@ -33,6 +36,11 @@ class Tokenizer(Protocol):
         """Raises ConfigError for text that the model can't read."""
         ...
 
+    def encode_turn(self, text: str, last: int) -> list[int]:
+        """What follows an answer whose last token is `last`: its end where that is none, the user's `text`, and what
+        an answer begins after. Raises ConfigError as `encode_prompt` does."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text without end and padding tokens; never raises on ids from a peer."""
         ...
@@ -47,6 +55,7 @@ class FolderTokenizer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self._size = len(self._tokenizer)
         self.stop_ids: tuple[int, ...] = _stop_ids(folder, self._tokenizer)
+        self._ends: list[str] = self._tokenizer.convert_ids_to_tokens(list(self.stop_ids))
         pad_id = self._tokenizer.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
         self.hash: bytes = self._fingerprint(folder)
@@ -56,6 +65,36 @@ class FolderTokenizer:
             return list(self._tokenizer(text)["input_ids"])
         messages = [{"role": "user", "content": text}]
         return list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+    def encode_turn(self, text: str, last: int) -> list[int]:
+        if not self._tokenizer.chat_template:
+            return self._plain(f"\n{text}\n")
+        after = self._after_answer(text)
+        if last in self.stop_ids:  # the end is there, as drawn
+            head = after.partition(text.strip())[0] if text.strip() else after
+            ends = [head.find(end) + len(end) for end in self._ends if end in head]
+            after = after[min(ends, default=0) :]
+        return self._plain(after)
+
+    def _after_answer(self, text: str) -> str:
+        """What the chat template writes between an answer and the next one."""
+        from jinja2 import TemplateError
+
+        said = ("?", _ANSWER, text)
+        messages = [{"role": role, "content": each} for role, each in zip(_ROLES, said, strict=True)]
+        try:
+            whole = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            raise ConfigError(
+                f"the model's chat template can't take several turns: {error}; use another model"
+            ) from None
+        before, _, after = whole.partition(_ANSWER)
+        if before == whole:
+            raise ConfigError("the model's chat template leaves earlier answers out: no turns; use another model")
+        return after
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         known = [token for token in ids if 0 <= token < self._size]
@@ -70,8 +109,16 @@ class FolderTokenizer:
             "stop": self.stop_ids,
             "template": self._tokenizer.chat_template,
             "probe": self.encode_prompt(_PROBE),
+            "turns": (_TURN_RULE, self._turn_probe()),
         }
         return blake3(json.dumps(parts, sort_keys=True).encode()).digest()
+
+    def _turn_probe(self) -> list[list[int]]:
+        """After an answer that ends with an end token, and after one that does not; [] where there are no turns."""
+        try:
+            return [self.encode_turn(_PROBE, last) for last in (self.stop_ids[0], -1)]
+        except ConfigError:
+            return []
 
 
 def _merges(folder: Path) -> list[str]:

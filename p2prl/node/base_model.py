@@ -23,21 +23,27 @@ async def prepare_base(recipe: Recipe, home: Home, progress: int | None = None, 
     """
     objective = recipe.objective
     plain = objective.name in _KNOWN and not objective.options and objective.prox == "none"
-    trial = [] if plain or not learns else [recipe.model_dump_json(by_alias=True)]
+    trial = () if plain or not learns else (recipe.model_dump_json(by_alias=True),)
+    path, digest = await prepare_model(recipe.model.source, home, progress, *trial)
+    if digest != recipe.model.hash:
+        raise ConfigError(
+            f"the model {recipe.model.source} here has hash {digest[:16]}, the recipe {recipe.name} wants "
+            f"{recipe.model.hash[:16]}: it is another model or version. Use the very model that the recipe names"
+        )
+    return path
+
+
+async def prepare_model(source: str, home: Home, progress: int | None = None, *trial: str) -> tuple[Path, str]:
+    """(weights file, hash) of whatever lies at `source`, after the child's `trial`. Raises ConfigError."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "p2prl.node.prepare_process", recipe.model.source, str(home.models), *trial,
+        sys.executable, "-m", "p2prl.node.prepare_process", source, str(home.models), *trial,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=progress,
     )  # fmt: skip
     output, _ = await process.communicate()
     try:
         answer = json.loads(output.decode().strip().splitlines()[-1])
     except (IndexError, ValueError):
-        raise ConfigError(f"the model {recipe.model.source} can't be prepared; see the log") from None
+        raise ConfigError(f"the model {source} can't be prepared; see the log") from None
     if "error" in answer:
         raise ConfigError(answer["error"])
-    if answer["hash"] != recipe.model.hash:
-        raise ConfigError(
-            f"the model {recipe.model.source} here has hash {answer['hash'][:16]}, the recipe {recipe.name} wants "
-            f"{recipe.model.hash[:16]}: it is another model or version. Use the very model that the recipe names"
-        )
-    return Path(answer["weights"])
+    return Path(answer["weights"]), answer["hash"]

@@ -34,6 +34,7 @@ from p2prl.node import disk
 from p2prl.node.base_model import prepare_base
 from p2prl.node.children import Child
 from p2prl.node.control import Control
+from p2prl.node.engine_keeper import child_environ, child_threads, engine_child
 from p2prl.node.environment_client import EnvironmentClient
 from p2prl.node.loops import Loops
 from p2prl.node.measures import Measures, sizes_on_disk
@@ -46,7 +47,6 @@ from p2prl.node.supervisor import end_tasks
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 from p2prl.records import WIRE_SCHEMA, Hello, Version
-from p2prl.rollout import messages as rollout_messages
 from p2prl.status import Status, encode
 from p2prl.swarm import election
 from p2prl.swarm.head import Chain
@@ -70,19 +70,10 @@ class Node:
         self.state, self._lock, self._web_socket = state, lock, web_socket
         self.stopping = asyncio.Event()
         self._drain_s = DRAIN_S
-        cores = os.cpu_count() or 1
-        threads = state.config.limits.threads or max(1, cores // 2)
-        single = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "P2PRL_HOME": ""}
-        environ = {name: value for name, value in single.items() if value}
+        threads = child_threads(state.config)
         environment = EnvironmentClient(state.recipe, state.home, child_log)
-        engine = Child(
-            "p2prl.rollout.engine_process",
-            (),
-            rollout_messages.Reply,
-            environ=environ,
-            stderr=child_log,
-            patience_s=10.0,
-        )
+        engine = engine_child(threads, child_log)
+        environ = child_environ(threads)
         learner = Child("p2prl.learner.learner_process", (), learner_messages.Reply, environ=environ, stderr=child_log)
         engine.on_death = learner.on_death = self._on_death
         environment.on_death(self._on_death)

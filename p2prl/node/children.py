@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from p2prl import exits
 from p2prl.errors import P2prlError
 from p2prl.pipes import AsyncPipe, PipeClosed
 
-KILLED = "killed: most likely the machine ran out of memory"
 NOTICES = ("Beat", "Planned")  # names of what is no reply
 
 
@@ -167,8 +167,5 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return KILLED
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    return f"exit code {code}" if code == 0 else f"exit code {code}; what it said last is in logs/children.log"
+    said = exits.describe_exit(code)
+    return said if code <= 0 else f"{said}; what it said last is in logs/children.log"

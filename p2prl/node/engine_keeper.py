@@ -6,24 +6,55 @@ Invariants: a bound that memory forced is kept per model, engine, device and pre
 that ran on a GPU is not started on the CPU instead: the node goes on without one and says why.
 """
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from p2prl.config import NodeConfig
 from p2prl.errors import P2prlError
+from p2prl.exits import KILLED
 from p2prl.models.lora_rule import lora_of
-from p2prl.node.children import KILLED
+from p2prl.node.children import Child
 from p2prl.node.ports import ChildPort
-from p2prl.node.state import NodeState
+from p2prl.paths import Home
+from p2prl.recipe import Recipe
 from p2prl.rollout import messages
 from p2prl.rollout.plan import Plan, Wish, after_kill
 
 START_S = 600.0  # a large model from a slow disk, GPU kernels that are compiled
 
 
+class Host(Protocol):
+    """What is needed here of `state.NodeState`."""
+
+    @property
+    def home(self) -> Home: ...
+    @property
+    def config(self) -> NodeConfig: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    def emit(self, kind: str, **data: object) -> None: ...
+
+
+def child_threads(config: NodeConfig) -> int:
+    """Of each child that computes."""
+    return config.limits.threads or max(1, (os.cpu_count() or 1) // 2)
+
+
+def child_environ(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def engine_child(threads: int, stderr: int | None) -> Child:
+    """The engine's process, not started yet."""
+    module, environ = "p2prl.rollout.engine_process", child_environ(threads)
+    return Child(module, (), messages.Reply, environ=environ, stderr=stderr, patience_s=10.0)
+
+
 class EngineKeeper:
-    def __init__(self, state: NodeState, engine: ChildPort, threads: int) -> None:
+    def __init__(self, state: Host, engine: ChildPort, threads: int) -> None:
         self._state, self._engine, self._threads = state, engine, threads
         self._file = state.home.state / "engine.json"
         self._plan: Plan | None = None
@@ -46,6 +77,7 @@ class EngineKeeper:
             group_size=wish.group_size,
             max_new_tokens=wish.max_new_tokens,
             most_batch_tokens=wish.most_batch_tokens,
+            stop=state.recipe.sampling.stop,
         )
         try:
             return await self._engine.start(setup, timeout_s=START_S)
@@ -62,9 +94,9 @@ class EngineKeeper:
             self._remember(msgspec.structs.replace(self._plan, batch_tokens=less, why="it was killed with more"))
 
     def _wish(self) -> Wish:
-        config, sampling = self._state.config.rollout, self._state.recipe.sampling
+        config, recipe = self._state.config.rollout, self._state.recipe
         known = self._read().get(self._key(self._plan), 0) if self._plan is not None else min(self._known(), default=0)
-        return Wish(config.engine, config.dtype, sampling.group_size, sampling.max_new_tokens, known)
+        return Wish(config.engine, config.dtype, recipe.sampling.group_size, recipe.longest_answer, known)
 
     def _known(self) -> list[int]:
         """Bounds of this model in whatever engine: before the first plan it is not known which will be chosen."""

@@ -21,6 +21,11 @@ from p2prl.environments.messages import (
     PromptsRequest,
     Ready,
     Reply,
+    TextsReply,
+    TextsRequest,
+    TurnItem,
+    TurnsReply,
+    TurnsRequest,
 )
 from p2prl.environments.rewarder import Limits
 from p2prl.environments.spec import spec_of
@@ -32,12 +37,15 @@ from p2prl.rollout.worker import judge_group
 
 TIMEOUT_S = 60.0
 PROMPTS_AT_ONCE = 8
+TURNS_AT_ONCE = 8
 
 
 class EnvironmentClient:
     def __init__(self, recipe: Recipe, home: Home, stderr: int | None = None) -> None:
         spec = spec_of(recipe.environment, data_folders((home.datasets,)))
-        args = (recipe.model.source, str(home.models), msgspec.json.encode(spec).decode())
+        self._num_turns = spec.rules.max_turns
+        stop = msgspec.json.encode(recipe.sampling.stop).decode()
+        args = (recipe.model.source, str(home.models), msgspec.json.encode(spec).decode(), stop)
         environ = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         module = "p2prl.node.environment_process"
         self._child = Child(module, args, Reply, environ=environ, stderr=stderr)
@@ -66,6 +74,42 @@ class EnvironmentClient:
             found += reply.prompts
         return tuple(found)
 
+    async def turns(self, items: Sequence[TurnItem]) -> tuple[tuple[int, ...], ...]:
+        """What each answer is given before its next turn; () where it is over, as it is where asking ends the child:
+        to judge that answer ends it too, here and everywhere."""
+        found: list[tuple[int, ...]] = []
+        for first in range(0, len(items), TURNS_AT_ONCE):
+            some = tuple(items[first : first + TURNS_AT_ONCE])
+            try:
+                found += await self._turns(some)
+            except ChildDied as error:
+                if self._stopped:
+                    raise
+                self._child.on_death(str(error))
+                found += [await self._turn_alone(item) for item in some]
+        return tuple(found)
+
+    async def _turns(self, items: tuple[TurnItem, ...]) -> tuple[tuple[int, ...], ...]:
+        await self._alive()
+        reply: TurnsReply = await self._child.request(lambda number: TurnsRequest(number, items), timeout_s=TIMEOUT_S)
+        return reply.items
+
+    async def _turn_alone(self, item: TurnItem) -> tuple[int, ...]:
+        try:
+            return (await self._turns((item,)))[0]
+        except ChildDied:
+            if self._stopped:
+                raise
+            return ()
+
+    async def texts(self, answers: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+        """What rewards see of each, to be shown."""
+        await self._alive()
+        reply: TextsReply = await self._child.request(
+            lambda number: TextsRequest(number, tuple(answers)), timeout_s=TIMEOUT_S
+        )
+        return reply.texts
+
     async def judge(self, groups: Sequence[Group]) -> tuple[Judgement, ...]:
         return await self.judge_items(tuple(map(judge_group, groups)))
 
@@ -84,7 +128,7 @@ class EnvironmentClient:
     async def _ask(self, items: tuple[JudgeItem, ...]) -> tuple[Judgement, ...]:
         await self._alive()
         # A group may have two slow answers and a slow prompt.
-        deadline_s = TIMEOUT_S + len(items) * (MAX_SLOW_ANSWERS + 1) * Limits().call_s
+        deadline_s = self._num_turns * TIMEOUT_S + len(items) * (MAX_SLOW_ANSWERS + 1) * Limits().call_s
         reply: JudgeReply = await self._child.request(lambda number: JudgeRequest(number, items), timeout_s=deadline_s)
         return reply.items
 
@@ -95,13 +139,16 @@ class EnvironmentClient:
             count = len(item.answers)
             return Judgement(False, (0.0,) * count, ("the prompt has other tokens",) * count)
         judged: list[tuple[float, str]] = []
-        num_deadly = 0
-        for answer in item.answers:
+        num_deadly, bad_finish, bad_turns = 0, -1, -1
+        for place, answer in enumerate(item.answers):
             if num_deadly == MAX_SLOW_ANSWERS:
                 judged.append((0.0, f"not judged: {num_deadly} answers of this group ended the environment process"))
                 continue
             try:
-                (alone,) = await self._ask((JudgeItem(item.index, item.prompt_ids, (answer,)),))
+                finish, runs = item.finishes[place : place + 1], item.runs[place : place + 1]
+                (alone,) = await self._ask((JudgeItem(item.index, item.prompt_ids, (answer,), finish, runs),))
+                bad_finish = place if bad_finish < 0 <= alone.bad_finish else bad_finish
+                bad_turns = place if bad_turns < 0 <= alone.bad_turns else bad_turns
                 judged.append((alone.rewards[0], alone.details[0]))
             except ChildDied as error:
                 if self._stopped:
@@ -109,7 +156,8 @@ class EnvironmentClient:
                 num_deadly += 1
                 why = f"judging it ended the environment process: {error}"
                 judged.append((0.0, why[:MAX_DETAIL_CHARACTERS]))
-        return Judgement(True, tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged))
+        rewards, details = tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged)
+        return Judgement(True, rewards, details, bad_finish, bad_turns)
 
     async def stop(self) -> None:
         self._stopped = True

@@ -95,7 +95,8 @@ class Measures:
             metrics.rollout_duration.observe(took_s)
             metrics.rollout_tokens.labels("prompt").inc(len(group.prompt_ids))
             for trajectory in group.trajectories:
-                metrics.rollout_tokens.labels("completion").inc(len(trajectory.completion.token_ids))
+                drawn = sum(segment.num_tokens for segment in trajectory.completion.segments if segment.drawn)
+                metrics.rollout_tokens.labels("completion").inc(drawn)
                 metrics.rollout_reward.observe(trajectory.reward)
 
     def not_drawn(self) -> None:

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from p2prl import codec
 from p2prl.environments.messages import Ready
 from p2prl.environments.registry import HELD_OUT_FROM
-from p2prl.errors import P2prlError
+from p2prl.errors import EngineError, P2prlError
 from p2prl.node.announcements import announce
+from p2prl.node.conversations import Conversations
 from p2prl.node.engine_keeper import EngineKeeper
 from p2prl.node.ports import ChildPort, EnvironmentPort
 from p2prl.node.receive_loop import ReceiveLoop
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import end_tasks
-from p2prl.records import Group, Prompt, Version
+from p2prl.records import Group, Prompt, Tokens, Version
 from p2prl.rollout import messages, worker
 from p2prl.rollout.worker import GROUPS_PER_BATCH as GROUPS_PER_BATCH
 
@@ -45,6 +46,8 @@ class RolloutLoop:
         self._state, self._environment, self._receive = state, environment, receive
         self._engine, self._adopted = engine, adopted
         self._keeper = EngineKeeper(state, engine, threads)
+        self._conversations = Conversations(environment, self._request, state.recipe.environment.max_turns)
+        self._context: int | None = None  # the engine's
         self._num_answers = 0  # that the engine works on at once; 0: request by request
         self._loading = asyncio.Lock()  # held while the engine's version changes, or must not
         self._follower: asyncio.Task | None = None
@@ -114,6 +117,7 @@ class RolloutLoop:
         ready = await self._environment.start() if self._environment.ready is None else self._environment.ready
         started = await self._keeper.start(ready.stop_ids, ready.pad_id)
         self._engine_name, self._num_answers = started.name, started.num_answers
+        self._context = started.context
         self._receive.set_vocab_size(started.vocab_size)
 
     async def _follow_head(self) -> None:
@@ -137,10 +141,22 @@ class RolloutLoop:
     async def _generate(
         self, version: Version, prompts: Sequence[Prompt], num_answers: int, seed: int
     ) -> messages.Generated | messages.Outdated:
+        """First turns."""
+        recipe = self._state.recipe
+        longest = max(len(prompt.token_ids) for prompt in prompts) + recipe.longest_answer
+        if recipe.environment.max_turns > 1 and self._context is not None and longest > self._context:
+            raise EngineError(
+                f"a prompt with all its turns may have {longest} tokens, over the engine's context of {self._context}; run "
+                "a recipe with fewer or shorter turns, or with a lower environment.max_given_tokens"
+            )
+        return await self._request(version, tuple(prompt.token_ids for prompt in prompts), num_answers, seed)
+
+    async def _request(
+        self, version: Version, prompts: tuple[Tokens, ...], num_answers: int, seed: int
+    ) -> messages.Generated | messages.Outdated:
         sampling = self._state.recipe.sampling.record()
-        ids = tuple(prompt.token_ids for prompt in prompts)
         return await self._engine.request(
-            lambda number: messages.Generate(number, version, ids, num_answers, sampling, seed), timeout_s=SILENCE_S
+            lambda number: messages.Generate(number, version, prompts, num_answers, sampling, seed), timeout_s=SILENCE_S
         )
 
     async def _draw(self, num_groups: int) -> int:
@@ -161,7 +177,9 @@ class RolloutLoop:
                 continue
             begun = [part for part in zip(draws, prompts, drawn.completions, strict=True) if part[2]]
             if begun:
-                await self._finish(begun, drawn, started)
+                whole, drawn = await self._conversations.go_on(begun, drawn, seed)
+                if whole:
+                    await self._finish(whole, drawn, started)
             made = {draw.counter for draw, _, _ in begun}
             counters = [counter for counter in counters if counter not in made]
             version = state.engine_version
@@ -177,12 +195,18 @@ class RolloutLoop:
         items = tuple(worker.judge_item(prompt, answers) for _, prompt, answers in begun)
         judgements = await self._environment.judge_items(items)
         origin, made_at = self._origin(ready), state.clock.unix()
+        both = list(zip(begun, judgements, strict=True))
+        for judgement in judgements:
+            if judgement.bad_turns >= 0:  # it was too slow, or does not keep to what it said: receivers would refuse it
+                state.emit("log", level="warning", event="a group was left out", why=judgement.details[0])
         groups = [
             worker.make_group(origin, draw, prompt, answers, drawn.versions, judgement, made_at)
-            for (draw, prompt, answers), judgement in zip(begun, judgements, strict=True)
+            for (draw, prompt, answers), judgement in both
+            if judgement.bad_turns < 0
         ]
         state.measures.drawn(groups, elapsed_s, made_at)
-        await self._publish(groups)
+        if groups:
+            await self._publish(groups)
 
     def _origin(self, ready: Ready) -> worker.Origin:
         state = self._state
@@ -223,10 +247,14 @@ class RolloutLoop:
             prompts = await self._environment.prompts(range(HELD_OUT_FROM, HELD_OUT_FROM + rule.prompts))
             async with self._loading:  # all of it under one version
                 drawn = await self._generate(version, prompts, EVAL_ANSWERS, seed=0)
-            if isinstance(drawn, messages.Outdated):
-                self._next_eval_step = version.step  # a new head came just before: soon again
-                return
-            judged = await self._environment.judge_items(tuple(map(worker.judge_item, prompts, drawn.completions)))
+                if isinstance(drawn, messages.Outdated):
+                    self._next_eval_step = version.step  # a new head came just before: soon again
+                    return
+                draws = [worker.Draw(0, prompt.index) for prompt in prompts]
+                begun = list(zip(draws, prompts, drawn.completions, strict=True))
+                whole, _ = await self._conversations.go_on(begun, drawn, seed=0)
+            items = tuple(worker.judge_item(prompt, answers) for _, prompt, answers in whole)
+            judged = await self._environment.judge_items(items)
         except P2prlError as error:
             state.emit("log", level="warning", event="evaluation failed", why=str(error)[:200])
             return

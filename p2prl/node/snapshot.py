@@ -3,13 +3,17 @@
 In: NodeState, the supervisor, the loops. Out: a Status; rows of peers, of versions.
 """
 
+from collections.abc import Iterator
+
+import msgspec
+
 from p2prl import __version__, status
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
 from p2prl.records import Version
 from p2prl.status import rfc3339
 from p2prl.weights.chain import Needs
-from p2prl.weights.holdings import Holding, holdings
+from p2prl.weights.holdings import Awaited, Holding, holdings
 
 KINDS = {
     "announce": "announce", "lease": "announce", "group": "group", "weights": "weights", "manifests": "weights",
@@ -94,6 +98,7 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
         failover=status.FailoverStatus(
             term_changed_at=tuple(status.TermChange(term=term, at=at) for term, at in state.term_changes)
         ),
+        fetches=tuple(_fetches(state)),
         health=_health(state, supervisor),
     )
 
@@ -139,20 +144,58 @@ def peer_rows(state: NodeState) -> list[status.PeerRow]:
     return rows
 
 
+def _fetches(state: NodeState) -> Iterator[status.FetchStatus]:
+    """The oldest version first; of a content that several name, the newest's."""
+    if not state.transfers:
+        return
+    named = {content.content_hash: (m.version, content) for m in state.manifests.values() for content in m.contents}
+    running = [(*named[name], progress) for name, progress in state.transfers.items() if name in named]
+    for version, content, progress in sorted(running, key=lambda each: (each[0].step, each[1].kind)):
+        yield status.FetchStatus(
+            version=str(version),
+            kind=content.kind,
+            num_bytes=progress.num_bytes,
+            of_bytes=progress.of_bytes,
+            bytes_per_s=progress.bytes_per_s,
+            num_peers=progress.num_peers,
+        )
+
+
 def weights_report(state: NodeState) -> status.WeightsReport:
-    needs = Needs(state.recipe.learner.max_age, state.config.storage.cache, frozenset(state.in_use))
-    found = holdings([manifest for _, manifest in state.line()], state.weights.held, needs)
+    needs = Needs(
+        state.recipe.learner.max_age,
+        state.config.storage.cache,
+        states=frozenset(state.in_use),
+        contents=frozenset(state.transfers),
+        pulled=state.pulled.now(state.now()),
+    )
+    line, on_line = [manifest for _, manifest in state.line()], state.chain.is_on_chain
+    beside = [manifest for name, manifest in state.manifests.items() if not on_line(state.head_id, name)]
+    held = state.weights.held
+    parts = dict(held.parts) | {name: progress.num_bytes for name, progress in state.transfers.items()}
+    found = holdings(line, msgspec.structs.replace(held, parts=parts), needs, state.base, beside)
     infos = [member.info for member in state.membership.members() if member.peer_id != state.me]
     peers = {info.peer_id: info.held for info in infos if info is not None}
     shown = [each for number, each in enumerate(found.versions) if number < MAX_VERSIONS or each.kept]
     return status.WeightsReport(
         head=str(state.head),
         full_bytes=state.base_path.stat().st_size if state.base_path.exists() else 0,
-        held_bytes=sum(each.held_bytes for each in found.versions) + found.other_bytes,
+        held_bytes=found.num_bytes,
         budget_bytes=state.config.storage.cache,
         newest=sum(held.step >= state.head.step for held in peers.values()),
         num_peers=len(peers),
+        awaited=_awaited_row(found.awaited) if found.awaited else None,
         versions=tuple(_version_row(each, peers) for each in shown),
+    )
+
+
+def _awaited_row(awaited: Awaited) -> status.AwaitedRow:
+    return status.AwaitedRow(
+        version=str(awaited.version),
+        num_files=awaited.total.num_files,
+        whole_files=awaited.whole.num_files,
+        num_bytes=awaited.total.num_bytes,
+        here_bytes=awaited.here_bytes,
     )
 
 

@@ -32,6 +32,8 @@ from p2prl.swarm.head import Chain
 from p2prl.swarm.membership import Membership
 from p2prl.swarm.metered_transport import MeteredTransport
 from p2prl.weights.publish import Parent
+from p2prl.weights.pull import Progress
+from p2prl.weights.pulled import Pulled
 from p2prl.weights.store import WeightStore
 
 
@@ -98,6 +100,8 @@ class NodeState:
     eval_step: int = 0
     health: dict[str, tuple[str, str, str, float]] = field(default_factory=dict)  # code -> level, message, fix, since
     weights: WeightStore = field(init=False)
+    pulled: Pulled = field(default_factory=Pulled)  # contents that peers take from us now
+    transfers: dict[bytes, Progress] = field(default_factory=dict)  # contents that we fetch now
     in_use: Counter[bytes] = field(default_factory=Counter)  # hashes of states that somebody reads now
     _ranked: tuple[int, tuple[str, ...]] | None = None  # changes of the records, candidates by them
 

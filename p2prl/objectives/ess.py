@@ -63,11 +63,15 @@ def ess_ratio(log_ratio: Tensor) -> float:
     return EssState.of(log_ratio).rho
 
 
-def lr_multiplier(rho: float, rho_on: float = 1.0) -> float:
-    """sqrt(min(1, rho / rho_on)); 0.0 (skip the step) when rho is not finite; an impossible rho_on counts as 1."""
+def lr_multiplier(rho: float, rho_on: float = 1.0, power: float = 0.5) -> float:
+    """min(1, rho / rho_on) ** power; 0.0 (skip the step) when rho is not finite; an impossible rho_on counts as 1.
+
+    `power` 0.5 is VCPO's square root; 1.0 shrinks the step as fast as the sample shrinks.
+    """
     if not math.isfinite(rho) or rho < 0:
         return 0.0
-    return math.sqrt(min(1.0, rho / usable_rho_on(rho_on)))
+    share = min(1.0, rho / usable_rho_on(rho_on))
+    return math.sqrt(share) if power == 0.5 else share**power
 
 
 def usable_rho_on(rho_on: float) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from p2prl.errors import EngineError
+from p2prl.models.stop_strings import StopStrings
 from p2prl.records import Completion, Sampling, Version
 from p2prl.rollout.engine import Between
 from p2prl.rollout.stamps import MAX_VERSIONS, Stamps
@@ -37,8 +38,11 @@ class Step(NamedTuple):
 class Decoder:
     """`version` tells what the module's weights are now; `versions` gathers what a request was drawn under."""
 
-    def __init__(self, module: Any, stop_ids: Tensor, pad_id: int, version: Callable[[], Version | None]) -> None:
+    def __init__(
+        self, module: Any, stop_ids: Tensor, pad_id: int, version: Callable[[], Version | None], stops: StopStrings
+    ) -> None:
         self._module, self._stop_ids, self._pad_id, self._version = module, stop_ids, pad_id, version
+        self._stops = stops
         flops = 2 * sum(parameter.numel() for parameter in module.parameters())  # of one position
         most = FILL_FLOPS.get(stop_ids.device.type, FILL_FLOPS["cpu"]) // max(flops, 1)
         self._fill_positions = max(1, min(FILL_POSITIONS, most))
@@ -61,13 +65,14 @@ class Decoder:
         running, lengths = mask, mask.sum(1)  # of the rows that go on: [R, T + tokens so far], [R]
         rows = torch.arange(len(ids), device=ids.device)
         draw, stamps, steps = make_draw(sampling, generator), Stamps(versions), list[Step]()
+        endings = Endings(self._stop_ids, self._stops, len(ids))
         while True:
             version = self._version()
             assert version is not None
             tokens, logprobs = draw(logits)  # [R], [R]
             stamps.add(version)
             steps.append(Step(rows, tokens, logprobs))
-            going = (~torch.isin(tokens, self._stop_ids)).nonzero()[:, 0]
+            going = endings.going(rows, tokens)
             if not len(going) or len(steps) == sampling.max_new_tokens:
                 break
             if len(going) < len(rows):
@@ -84,7 +89,7 @@ class Decoder:
                 so_far = torch.cat([ids[rows], _tokens_of(rows, steps)], 1)
                 whole = torch.cat([mask[rows], mask.new_ones(len(rows), len(steps))], 1)
                 cache, logits = self._fill(so_far, whole, padded, between)
-        return _collect(steps, stamps, len(ids), set(self._stop_ids.tolist()))
+        return _collect(steps, stamps, len(ids), endings.stopped)
 
     def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         longest, device = max(map(len, prompts)), self._stop_ids.device
@@ -118,6 +123,28 @@ class Decoder:
         return output.logits[:, -1]
 
 
+class Endings:
+    """Which rows end with the token just drawn, by an end token or a stop string; `stopped`: all that did."""
+
+    def __init__(self, stop_ids: Tensor, stops: StopStrings, num_rows: int) -> None:
+        self._stop_ids, self._stops = stop_ids, stops
+        self._drawn: list[list[int]] = [[] for _ in range(num_rows)]  # only where there are stop strings
+        self.stopped: set[int] = set()
+
+    def going(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The places in `rows` [R] of those that go on after `tokens` [R]."""
+        ended = torch.isin(tokens, self._stop_ids)
+        if self._stops.strings:
+            completed = [self._completes(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)]
+            ended |= torch.tensor(completed, device=ended.device)
+        self.stopped.update(rows[ended].tolist())
+        return (~ended).nonzero()[:, 0]
+
+    def _completes(self, row: int, token: int) -> bool:
+        self._drawn[row].append(token)
+        return self._stops.complete(self._drawn[row])
+
+
 def make_draw(sampling: Sampling, generator: torch.Generator) -> Draw:
     """logits [R, V] -> tokens [R] and their log-probs [R] under the very distribution they are drawn from."""
 
@@ -148,7 +175,7 @@ def _tokens_of(rows: Tensor, steps: Sequence[Step]) -> Tensor:
     return torch.stack([step.tokens[torch.searchsorted(step.rows, rows)] for step in steps], 1)
 
 
-def _collect(steps: Sequence[Step], stamps: Stamps, num_rows: int, stop_ids: set[int]) -> list[Completion]:
+def _collect(steps: Sequence[Step], stamps: Stamps, num_rows: int, stopped: set[int]) -> list[Completion]:
     tokens: list[list[int]] = [[] for _ in range(num_rows)]
     logprobs: list[bytearray] = [bytearray() for _ in range(num_rows)]
     for rows, drawn, values in steps:
@@ -160,6 +187,6 @@ def _collect(steps: Sequence[Step], stamps: Stamps, num_rows: int, stop_ids: set
             logprobs[row] += raw[4 * order : 4 * order + 4]
     segments = {length: stamps.segments(length) for length in {len(ids) for ids in tokens}}
     return [
-        Completion(tuple(ids), bytes(values), segments[len(ids)], "stop" if ids[-1] in stop_ids else "length")
-        for ids, values in zip(tokens, logprobs, strict=True)
+        Completion(tuple(ids), bytes(values), segments[len(ids)], "stop" if row in stopped else "length")
+        for row, (ids, values) in enumerate(zip(tokens, logprobs, strict=True))
     ]

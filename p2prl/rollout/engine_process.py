@@ -81,7 +81,8 @@ def main(fd: int) -> int:
         except MemoryError:
             pipe.send(Failed(f"the engine can't start: {NO_MEMORY}", fatal=True))
             return 1
-        pipe.send(Ready(engine.name, getattr(engine, "vocab_size", None)))
+        context = getattr(engine, "context", None)
+        pipe.send(Ready(engine.name, getattr(engine, "vocab_size", None), context=context))
         Server(engine, pipe, plan).serve()
     except PipeClosed:
         return 0
@@ -114,11 +115,16 @@ def make_engine(setup: Setup, plan: Plan | None) -> Engine:
     import torch
 
     from p2prl.models.load import load_module
+    from p2prl.models.stop_strings import load_stop_strings
     from p2prl.rollout.transformers_engine import TransformersEngine
 
     torch.set_num_threads(setup.threads)
-    module = load_module(setup.source, Path(setup.models_cache), getattr(torch, plan.dtype)).to(plan.device)
-    return TransformersEngine(module, setup.stop_ids, setup.pad_id, lora=setup.lora, batch_tokens=plan.batch_tokens)
+    cache = Path(setup.models_cache)
+    module = load_module(setup.source, cache, getattr(torch, plan.dtype)).to(plan.device)
+    stops = load_stop_strings(setup.stop, setup.source, cache, setup.stop_ids)
+    return TransformersEngine(
+        module, setup.stop_ids, setup.pad_id, lora=setup.lora, batch_tokens=plan.batch_tokens, stops=stops
+    )
 
 
 class _Stopped(Exception):

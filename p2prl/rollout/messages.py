@@ -16,7 +16,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """The first message. `engine`: "auto", "transformers", "vllm" or "scripted" (a fake for tests and simulations).
 
     `lora`: versions are adapters on the source's weights; None: whole weights. `device` "cuda": the GPU that was used
-    before must still be there. `group_size`, `max_new_tokens` and `most_batch_tokens` are for the plan of memory.
+    before must still be there. `group_size`, `max_new_tokens` and `most_batch_tokens` are for the plan of memory. `stop`:
+    the stop strings that every `Generate` has.
     """
 
     source: str
@@ -31,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     group_size: int = 8
     max_new_tokens: int = 256
     most_batch_tokens: int = 0
+    stop: tuple[str, ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -66,12 +68,14 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine is up, no version loaded yet. `vocab_size`: ids from here on are no tokens of its model.
 
-    `num_answers`: it works on so many at once, of any number of requests; 0: on one request after the other.
+    `num_answers`: it works on so many at once, of any number of requests; 0: on one request after the other. `context`:
+    the longest prompt and answer together; None: any.
     """
 
     name: str
     vocab_size: int | None = None
     num_answers: int = 0
+    context: int | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

@@ -59,7 +59,7 @@ def of_group(
     return tuple(versions[place] for place in used), tuple(
         msgspec.structs.replace(
             completion,
-            segments=tuple(Segment(places[part.version], part.num_tokens) for part in completion.segments),
+            segments=tuple(msgspec.structs.replace(part, version=places[part.version]) for part in completion.segments),
         )
         for completion in completions
     )

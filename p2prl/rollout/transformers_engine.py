@@ -20,6 +20,7 @@ import transformers
 from p2prl.errors import BadRecord, EngineError, StoreError
 from p2prl.models.lora import find_targets, is_adapter_file, merge, read_pairs
 from p2prl.models.lora_rule import Lora
+from p2prl.models.stop_strings import StopStrings
 from p2prl.models.tensors import load_into
 from p2prl.records import Sampling, Version
 from p2prl.rollout.decoding import Decoder
@@ -39,12 +40,17 @@ class TransformersEngine:
         *,
         lora: Lora | None = None,
         batch_tokens: int = BATCH_TOKENS,
+        stops: StopStrings | None = None,
     ) -> None:
-        """`module` has the base model's weights where `lora` is given. ConfigError when its targets aren't there."""
+        """`module` has the base model's weights where `lora` is given. ConfigError when its targets aren't there.
+
+        `stops`: the stop strings of every request.
+        """
         self._module: Any = module.eval().requires_grad_(False)
         self._device = next(module.parameters()).device
-        stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=self._device)
-        self._decoder = Decoder(self._module, stops, pad_id, lambda: self._version)
+        self._stops = stops or StopStrings((), lambda _: "", ())
+        ends = torch.tensor(sorted(stop_ids), dtype=torch.long, device=self._device)
+        self._decoder = Decoder(self._module, ends, pad_id, lambda: self._version, self._stops)
         self.batch_tokens = batch_tokens
         self._version: Version | None = None
         self._lora = lora
@@ -52,7 +58,7 @@ class TransformersEngine:
         self._bases = {name: target.weight.detach().bfloat16().clone() for name, target in self._targets.items()}
         dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
         self.name = f"transformers {transformers.__version__} torch {torch.__version__} {dtype}"
-        self._context: int = getattr(self._module.config, "max_position_embeddings", 2**31)
+        self.context: int = getattr(self._module.config, "max_position_embeddings", 2**31)
         self.vocab_size: int | None = self._module.config.vocab_size
 
     @property
@@ -91,11 +97,13 @@ class TransformersEngine:
             raise EngineError("no weights are loaded yet; send Load first")
         if not all(prompts) or num_answers < 1:
             raise EngineError("every prompt needs at least one token, and one answer at least is to be drawn")
+        if sampling.stop != self._stops.strings:
+            raise EngineError("the engine was set up for other stop strings than these; restart it")
         longest = max(map(len, prompts)) + sampling.max_new_tokens
-        if longest > self._context:
+        if longest > self.context:
             raise EngineError(
                 f"a prompt of {longest - sampling.max_new_tokens} tokens and an answer of {sampling.max_new_tokens} are over "
-                f"the {self._context} that this model was made for; run a recipe with shorter ones"
+                f"the {self.context} that this model was made for; run a recipe with shorter ones"
             )
         generator = torch.Generator(self._device).manual_seed(seed)
         drawn = Drawn([[] for _ in prompts], (version,))

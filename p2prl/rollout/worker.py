@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from p2prl.environments.conversation import runs_of
 from p2prl.environments.messages import JudgeItem, Judgement
 from p2prl.errors import EngineError
-from p2prl.records import Completion, Group, GroupHeader, Prompt, Sampling, Trajectory, Version
+from p2prl.records import Completion, Group, GroupHeader, Prompt, Sampling, Tokens, Trajectory, Version
 from p2prl.rollout.lottery import prompt_index
 from p2prl.rollout.stamps import of_group
 
@@ -76,15 +77,29 @@ def call_seed(boot_id: bytes, counter: int) -> int:
     return (int.from_bytes(boot_id, "little") ^ (counter * 0x9E3779B97F4A7C15)) % 2**63
 
 
+def turn_seed(seed: int, turn: int) -> int:
+    """Of the call that draws turn `turn` (0: the first) of what a call with `seed` began."""
+    return (seed + turn * 0xD1B54A32D192ED03) % 2**63
+
+
 def judge_item(prompt: Prompt, completions: Sequence[Completion]) -> JudgeItem:
     """What to ask the environment process about a prompt's answers."""
-    return JudgeItem(prompt.index, prompt.token_ids, tuple(completion.token_ids for completion in completions))
+    return JudgeItem(prompt.index, prompt.token_ids, *_answers(completions))
 
 
 def judge_group(group: Group) -> JudgeItem:
     """The same question about somebody's group."""
-    answers = tuple(trajectory.completion.token_ids for trajectory in group.trajectories)
-    return JudgeItem(group.prompt_index, group.prompt_ids, answers)
+    completions = [trajectory.completion for trajectory in group.trajectories]
+    return JudgeItem(group.prompt_index, group.prompt_ids, *_answers(completions))
+
+
+def _answers(
+    completions: Sequence[Completion],
+) -> tuple[tuple[Tokens, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Their tokens, how each says that it ends, and its turns."""
+    token_ids = tuple(each.token_ids for each in completions)
+    finishes = tuple(each.finish_reason for each in completions)
+    return token_ids, finishes, tuple(runs_of(each.segments) for each in completions)
 
 
 def make_group(

@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from p2prl.environments.addition import Addition
 from p2prl.environments.judge import Judge
-from p2prl.environments.messages import JudgeItem, Judgement, Ready
+from p2prl.environments.messages import JudgeItem, Judgement, Ready, TurnItem
 from p2prl.errors import P2prlError
 from p2prl.learner import messages as learning
 from p2prl.learner.publish import Folders, publish
@@ -222,6 +222,9 @@ class ScriptedEnvironment:
     async def prompts(self, indices: Sequence[int]) -> tuple[Prompt, ...]:
         await asyncio.sleep(self._pace.judge_s)
         return tuple(self._judge.prompt(index) for index in indices)
+
+    async def turns(self, items: Sequence[TurnItem]) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(self._judge.turn, items))
 
     async def judge(self, groups: Sequence[Group]) -> tuple[Judgement, ...]:
         return await self.judge_items(tuple(map(judge_group, groups)))

@@ -27,12 +27,20 @@ def test_a_default_that_is_written_out_gives_the_same_id() -> None:
 
 def test_the_swarm_id_of_a_recipe_never_changes() -> None:
     golden = "10089c7fb5b26a1d7bc807368699ba77cf712620abc8fbee757f0bec273ed790"
-    assert recipe.parse(MINIMAL, "a").swarm_id.hex() == golden
+    assert recipe.parse("schema = 1\n" + MINIMAL, "a").swarm_id.hex() == golden
+
+
+def test_a_step_size_is_what_it_was_before_there_was_a_choice() -> None:
+    """Peers of an older release train by the square root: the same id must not mean another step."""
+    older, newer = recipe.parse("schema = 3\n" + MINIMAL, "a"), recipe.parse(MINIMAL, "a")
+    assert (older.objective.step_power, newer.objective.step_power) == (0.5, 1.0)
+    assert older.swarm_id != newer.swarm_id
+    assert recipe.parse(MINIMAL + "[objective]\nstep_power = 0.5\n", "a").swarm_id == older.swarm_id
 
 
 def test_keys_of_a_newer_schema_count_only_where_they_are_set() -> None:
     """So a swarm's id outlives releases; an older release refuses a recipe that uses a key it doesn't know."""
-    base = recipe.parse(MINIMAL, "a").swarm_id
+    base = recipe.parse("schema = 3\n" + MINIMAL, "a").swarm_id
     defaults = '[objective]\nprox = "none"\noptions = {}\n[learner]\ngradient_checkpointing = false\n'
     assert recipe.parse("schema = 1\n" + MINIMAL + defaults, "a").swarm_id == base
     assert recipe.parse("schema = 2\n" + MINIMAL, "a").swarm_id == base
@@ -48,7 +56,7 @@ def test_keys_of_a_newer_schema_count_only_where_they_are_set() -> None:
 
 
 def test_the_swarm_id_of_a_recipe_of_schema_2_never_changes() -> None:
-    text = MINIMAL + '[objective]\nname = "a3po"\noptions = { cap = 5.0, dual_clip = "none" }\n'
+    text = "schema = 2\n" + MINIMAL + '[objective]\nname = "a3po"\noptions = { cap = 5.0, dual_clip = "none" }\n'
     golden = "195cafb9ea9a39a9035427ea94d289949307343b038149749d76cd8acb75465c"
     assert recipe.parse(text, "a").swarm_id.hex() == golden
 
@@ -69,7 +77,10 @@ params = {{ operators = ["+", "-"], inner = {{ a = [1.5] }} }}
 
 
 def test_the_swarm_id_of_a_recipe_of_schema_3_never_changes() -> None:
-    assert recipe.parse(MIX, "a").swarm_id.hex() == "f52c73818063ef41004778f46769d435e2b872b948e7e9df7eccb23b74c5855d"
+    assert (
+        recipe.parse("schema = 3\n" + MIX, "a").swarm_id.hex()
+        == "f52c73818063ef41004778f46769d435e2b872b948e7e9df7eccb23b74c5855d"
+    )
     assert recipe.parse(MIX.replace("weight = 2", "weight = 2.0"), "a").swarm_id == recipe.parse(MIX, "a").swarm_id
 
 
@@ -151,3 +162,47 @@ def test_every_recipe_that_ships_is_valid() -> None:
 def test_no_text_of_a_peer_is_more_than_a_sentence(value: str) -> None:
     with pytest.raises(ConfigError):
         recipe.parse(f"name = {value}", "a peer's recipe")
+
+
+STOP = MINIMAL + '[sampling]\nstop = ["</answer>", "\\n\\n"]\n'
+
+
+def test_the_swarm_id_of_a_recipe_of_schema_4_never_changes() -> None:
+    found = recipe.parse(STOP, "a")
+    assert found.sampling.record().stop == ("</answer>", "\n\n")
+    assert found.swarm_id.hex() == "184edb038ed621394163a9d1145823d0496eecc532df43da7f75ee7288eea8c0"
+    assert recipe.parse(MINIMAL + "[sampling]\nstop = []\n", "a").swarm_id == recipe.parse(MINIMAL, "a").swarm_id
+    assert recipe.parse(STOP.replace("answer", "x"), "a").swarm_id != found.swarm_id
+
+
+@pytest.mark.parametrize("stop", ['[""]', '["\\uFFFD"]', f'["{"x" * 65}"]', str(["x"] * 9), "[1]", '"x"'])
+def test_stop_strings_that_can_end_nothing_are_refused(stop: str) -> None:
+    with pytest.raises(ConfigError, match=r"sampling\.stop"):
+        recipe.parse(MINIMAL + f"[sampling]\nstop = {stop}\n", "a")
+
+
+TURNS = """
+name = "a"
+[model]
+source = "builtin:addition"
+hash = "{hash}"
+[environment]
+name = "addition"
+max_turns = {turns}
+max_given_tokens = 100
+[sampling]
+max_new_tokens = {tokens}
+""".replace("{hash}", "0" * 64)
+
+
+def test_the_longest_answer_counts_turns_and_what_is_said_between_them() -> None:
+    made = recipe.parse(TURNS.format(turns=3, tokens=10), "a")
+    assert (made.most_drawn, made.longest_answer) == (30, 130)
+    assert recipe.parse(TURNS.format(turns=1, tokens=10), "a").longest_answer == 10
+    with pytest.raises(ConfigError, match=r"max_turns times .* are 131172 tokens, over 131072; lower one"):
+        recipe.parse(TURNS.format(turns=2, tokens=65536), "a")
+
+
+def test_turns_make_another_swarm() -> None:
+    one, two = (recipe.parse(TURNS.format(turns=turns, tokens=10), "a") for turns in (1, 2))
+    assert one.swarm_id != two.swarm_id

@@ -12,7 +12,7 @@ export function weights(state, plots) {
   const report = state.weights;
   if (!report) return html`<h1>Weights</h1><p>Asking the node.</p>`;
   const names = new Map(state.peers.map((peer) => [peer.peer_id, peer.name]));
-  return html`<h1>Weights</h1><div class="cards">${lines(state.status.rates)}${disk(report)}</div>${plots}
+  return html`<h1>Weights</h1><div class="cards">${lines(state.status.rates)}${disk(report)}</div>${fetches(state.status.fetches)}${plots}
     ${versions(report, names)}${holders(report, state.peers)}`;
 }
 
@@ -34,8 +34,28 @@ function disk(report) {
     ${row('on disk', html`${bytes(report.held_bytes)} of ${bytes(report.budget_bytes)}
       <meter min="0" max=${report.budget_bytes} value=${Math.min(report.held_bytes, report.budget_bytes)}
         aria-label="on disk, share of the budget">${share(report.held_bytes, report.budget_bytes)}</meter>`)}
+    ${report.awaited ? row('on the way to', awaited(report.awaited)) : nothing}
     ${row('base model', bytes(report.full_bytes))}
     ${row('peers up to date', `${report.newest} of ${report.num_peers}`)}</dl></section>`;
+}
+
+/** A better version than ours: what of the files that lead to it is here. */
+function awaited(each) {
+  return html`<code>${each.version}</code>, ${each.whole_files} of ${each.num_files} files whole, ${bytes(each.here_bytes)} of ${bytes(each.num_bytes)}
+    <meter min="0" max=${each.num_bytes} value=${each.here_bytes} aria-label="here of what is on the way">${share(each.here_bytes, each.num_bytes)}</meter>`;
+}
+
+/** What comes in now; nothing where nothing does. */
+function fetches(running) {
+  if (!running?.length) return nothing;
+  return html`<section class="scroll"><h2>Coming in</h2><table id="fetches">
+    <thead><tr><th scope="col">Version</th><th scope="col">As</th><th scope="col" class="num">Verified</th>
+      <th scope="col" class="num">Rate</th><th scope="col" class="num">From</th></tr></thead>
+    <tbody>${running.map((each) => html`<tr><td><code>${each.version}</code></td><td>${each.kind}</td>
+      <td class="num">${bytes(each.num_bytes)} of ${bytes(each.of_bytes)}
+        <meter min="0" max=${each.of_bytes} value=${each.num_bytes} aria-label="verified">${share(each.num_bytes, each.of_bytes)}</meter></td>
+      <td class="num">${bytes(each.bytes_per_s)}/s</td>
+      <td class="num">${each.num_peers} ${each.num_peers === 1 ? 'peer' : 'peers'}</td></tr>`)}</tbody></table></section>`;
 }
 
 function way(each, full) {

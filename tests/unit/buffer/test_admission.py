@@ -6,8 +6,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2prl import recipe
-from p2prl.buffer.admission import REASONS, conclude, examine, logprobs_ok, refusal, rules_of
+from p2prl import codec, recipe
+from p2prl.buffer.admission import (
+    REASONS,
+    AdmissionRules,
+    conclude,
+    examine,
+    logprobs_ok,
+    most_bytes,
+    refusal,
+    rules_of,
+)
+from p2prl.environments.conversation import TurnRules
 from p2prl.environments.messages import Judgement
 from p2prl.records import Completion, Group, Sampling, Segment, Trajectory
 from tests import factories
@@ -178,3 +188,89 @@ def test_rules_come_from_the_recipe() -> None:
     assert (rules.group_size, rules.max_age) == (addition.sampling.group_size, addition.learner.max_age)
     assert (rules.environment, rules.sampling) == ("addition", addition.sampling.record())
     assert (rules.stop_ids, rules.vocab_size, rules.num_prompts) == ({1}, 17, None)
+
+
+def test_an_answer_may_end_by_a_stop_string_where_the_recipe_has_some() -> None:
+    """Whether it does is found with the tokenizer, where rewards are recomputed."""
+    sampling = msgspec.structs.replace(factories.SAMPLING, stop=("=",))
+    rules = msgspec.structs.replace(RULES, sampling=sampling)
+
+    def reason(*token_ids: int, finish_reason: str) -> str:
+        found = with_answer(completion(*token_ids, finish_reason=finish_reason), sampling=sampling)
+        return examine(found, ID, PEER, rules, knowledge())
+
+    assert reason(3, 4, finish_reason="stop") == reason(3, 4, 1, finish_reason="stop") == ""
+    assert reason(3, 3, 3, 3, 4, finish_reason="stop") == reason(3, 3, 3, 3, 4, finish_reason="length") == ""
+    assert reason(3, 4, finish_reason="length") == reason(3, 4, 1, finish_reason="length") == "bad_finish"
+    assert reason(3, 1, 4, finish_reason="stop") == reason(3, 4, finish_reason="tired") == "bad_finish"
+    verdict = conclude(group(), ID, Judgement(True, (1.0, 0.0), ("", ""), bad_finish=1))
+    assert verdict.reason == "bad_finish" and verdict.message.endswith("answer 1")
+
+
+TURNS = msgspec.structs.replace(RULES, turns=TurnRules(max_turns=3, max_given_tokens=4))
+DRAWN, GIVEN = Segment(0, 2), Segment(0, 2, drawn=False)
+LOGPROBS = factories.logprobs(-0.5, -0.5, 0, 0, -0.5, -0.5)
+
+
+def talk(**over: Any) -> Group:
+    """Two turns of two tokens, and two given between them."""
+    plain = completion(3, 1, 5, 1, 4, 1, segments=(DRAWN, GIVEN, DRAWN), logprobs=LOGPROBS)
+    return with_answer(msgspec.structs.replace(plain, **over))
+
+
+def of_turns(found: Group, rules: AdmissionRules = TURNS) -> str:
+    return examine(found, ID, PEER, rules, knowledge())
+
+
+def test_an_answer_may_have_turns_where_the_recipe_says_so() -> None:
+    assert of_turns(talk()) == ""
+    assert of_turns(talk(), RULES) == "bad_turns"
+    assert of_turns(talk(), msgspec.structs.replace(RULES, turns=TurnRules(2, 1))) == "bad_turns"
+    assert of_turns(group()) == ""
+
+
+@pytest.mark.parametrize(
+    ("over", "reason"),
+    [
+        ({"segments": (GIVEN, DRAWN, DRAWN)}, "bad_turns"),
+        ({"segments": (DRAWN, DRAWN, GIVEN)}, "bad_turns"),
+        ({"segments": (DRAWN, Segment(0, 1, drawn=False), Segment(0, 3))}, "bad_finish"),
+        ({"logprobs": factories.logprobs(-0.5, -0.5, 0, -0.1, -0.5, -0.5)}, "bad_logprobs"),
+        ({"logprobs": factories.logprobs(-0.5, -0.5, -0.0, 0, -0.5, -0.5)}, "bad_logprobs"),
+        ({"token_ids": (3, 4, 5, 1, 4, 1)}, "bad_finish"),  # the first turn has no end
+        ({"token_ids": (3, 1, 5, 1, 4, 4)}, "bad_finish"),
+        ({"token_ids": (3, 1, 5, 17, 4, 1)}, "bad_tokens"),
+        ({"token_ids": (3, 1, 5, 1, 4, 1, 1)}, "bad_segments"),
+    ],
+)
+def test_given_tokens_stand_between_whole_turns(over: dict, reason: str) -> None:
+    assert of_turns(talk(**over)) == reason
+
+
+def test_more_turns_and_more_given_than_the_recipe_allows() -> None:
+    three = completion(*[3, 1] * 5, segments=(DRAWN, GIVEN, DRAWN, GIVEN, DRAWN), logprobs=LOGPROBS + LOGPROBS[8:24])
+    assert of_turns(with_answer(three)) == ""
+    four = completion(*[3, 1] * 7, segments=(*[DRAWN, GIVEN] * 3, DRAWN), logprobs=LOGPROBS + LOGPROBS[8:24] * 2)
+    assert of_turns(with_answer(four)) == "bad_turns"
+    much = completion(*[3, 1], *[5] * 5, *[4, 1], segments=(DRAWN, Segment(0, 5, drawn=False), DRAWN))
+    assert of_turns(with_answer(msgspec.structs.replace(much, logprobs=bytes(36)))) == "bad_turns"
+
+
+def test_given_tokens_are_of_the_version_before_them() -> None:
+    later = factories.version(6)
+    segments = (DRAWN, Segment(1, 2, drawn=False), Segment(1, 2))
+    made = talk(segments=segments)
+    assert of_turns(msgspec.structs.replace(made, versions=(*made.versions, later))) == "bad_segments"
+    honest = talk(segments=(DRAWN, GIVEN, Segment(1, 2)))
+    assert of_turns(msgspec.structs.replace(honest, versions=(*honest.versions, later))) == ""
+
+
+def test_turns_that_the_environment_does_not_give_are_refused() -> None:
+    verdict = conclude(group(), ID, Judgement(True, (0.0, 0.0), ("answer 1: other", "answer 1: other"), bad_turns=1))
+    assert verdict.reason == "wrong_turns" and verdict.message.endswith("answer 1: other")
+
+
+def test_a_body_of_all_turns_fits() -> None:
+    rules = msgspec.structs.replace(TURNS, turns=TurnRules(64, 65536), group_size=256)
+    assert most_bytes(rules) == codec.limit_of(Group)
+    assert most_bytes(TURNS) > most_bytes(RULES)

@@ -150,3 +150,48 @@ def test_what_no_terminal_should_get_is_written_out(home: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "\x1b" not in shown.output and "? \\x1b[2J" in shown.output
     assert p2prl(home, "score", "dataset:a\x1b[31m.jsonl", "0", "x").output == "0  expected ?\n"
+
+
+TALKS = """
+class Guess:
+    def prompt(self, index): return f"Guess {index}."
+    def respond(self, index, answers): return None if answers[-1] == str(index) else f"not {answers[-1]}"
+    def reward(self, index, answers): return float(answers[-1] == str(index)) / len(answers), f"{len(answers)} guesses"
+    def answer(self, index): return ["?", index]
+"""
+
+
+def test_an_environment_that_answers_back(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "site" / "talks-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info.parent / "talks.py").write_text(TALKS)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: talks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[p2prl.environments]\nguess = talks:Guess\n")
+    monkeypatch.setenv("PYTHONPATH", str(info.parent))
+    assert p2prl(home, "score", "talks:guess", "5", "4", "5").output == "--- it says\nnot 4\n0.5  2 guesses\n"
+    shown = p2prl(home, "show", "talks:guess", "--count", "1").output
+    assert "it answers back: a recipe sets [environment] max_turns" in shown
+    assert "--- right answer\n?\n--- it says\nnot ?\n--- right answer, worth 0.5\n0\n" in shown
+    assert "over after 1 of the 2 answers" in p2prl(home, "score", "addition", "0", "09", "09").output
+
+
+def test_a_package_that_never_loads_or_ends_its_process_is_a_sentence(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    info = site / "slow-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[p2prl.environments]\nslow = slow:Slow\ndeadly = deadly:Deadly\n")
+    # The limit of a minute, made short: the module that is imported changes it before it hangs.
+    (site / "slow.py").write_text(
+        "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)\ntime.sleep(600)\n"
+    )
+    (site / "deadly.py").write_text("import os\nos.kill(os.getpid(), 27)\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    result = p2prl(home, "show", "slow:slow")
+    assert result.exit_code == 2
+    assert "slow:slow was not loaded within 60 s" in result.stderr
+    result = p2prl(home, "show", "slow:deadly")
+    assert result.exit_code == 1
+    assert "has no answer (ended by SIGPROF: it used more of the processor" in result.stderr

@@ -13,6 +13,7 @@ from filelock import FileLock
 from p2prl import codec
 from p2prl.buffer.store import Store
 from p2prl.cli.main import group
+from p2prl.cli.render import size
 from p2prl.paths import Home
 from p2prl.records import Manifest
 from p2prl.weights.partial import content_path, part_paths
@@ -61,7 +62,7 @@ def test_list_says_what_is_here_and_why(home: Home, chain: list[Manifest]) -> No
     assert [row["state_bytes"] for row in answer["versions"]] == sizes
     assert (answer["others"], answer["bytes"]) == ({"files": 1, "bytes": 100}, sum(sizes) + 100)
     text = p2prl(home, "weights").output
-    assert "3 versions here" in text and "the base model" in text and "1 files of no version" in text
+    assert "3 versions here" in text and "the base model" in text and "1 file of no version known here" in text
     assert "schema" in p2prl(home, "--json", "weights").stdout
 
 
@@ -89,7 +90,7 @@ def test_verify_sets_corrupt_files_aside(home: Home, chain: list[Manifest]) -> N
     assert {fault["path"] for fault in answer["corrupt"]} == {str(path), str(lost)}
     assert not path.exists() and Path(answer["corrupt"][0]["set_aside"]).read_bytes() == content
     assert p2prl(home, "weights", "verify").exit_code == 0
-    assert "2 files of" not in p2prl(home, "weights").output
+    assert "2 files of no" not in p2prl(home, "weights").output
 
 
 def test_gc_drops_what_is_not_needed_once_nobody_runs(home: Home, chain: list[Manifest]) -> None:
@@ -124,6 +125,35 @@ def test_gc_keeps_what_a_newcomer_has_of_a_version_on_its_way(home: Home) -> Non
     answer = json.loads(p2prl(home, "weights", "gc", "--json").stdout)
     assert answer["files"] == 1 and not lost.exists()
     assert content_path(home.blobs, content.content_hash).exists() and part.exists() and listed.exists()
+
+
+def test_list_says_what_a_newcomer_waits_for(home: Home) -> None:
+    chain = add_versions(home, 3, (), deltas=True)
+    store = Store.open(home.database, factories.NOW)
+    store.save_head(codec.ZERO_HASH)
+    store.close()
+    content_path(home.blobs, chain[0].contents[0].content_hash).unlink()
+    last = chain[2].contents[0]
+    content_path(home.blobs, last.content_hash).unlink()
+    part, listed = part_paths(home.blobs, last.content_hash)
+    part.write_bytes(bytes(last.content_bytes))
+    listed.write_bytes(bytes(8))  # one piece
+    text = p2prl(home, "weights").output
+    sizes = [manifest.contents[0].content_bytes for manifest in chain]
+    assert text.startswith("no version yet but the base model of addition; 0 versions here")
+    here = f"{size(sizes[1] + sizes[2])} of {size(sum(sizes))}"
+    assert f"on the way to {chain[2].version}: 1 of 3 files here, {here}" in text
+    assert f"delta from 2: {size(sizes[2])} of {size(sizes[2])} here, not fetched twice" in text
+    assert "of no version" not in text and "gc" not in text
+    answer = json.loads(p2prl(home, "weights", "--json").stdout)
+    assert answer["awaited"] == {
+        "version": str(chain[2].version),
+        "files": 3,
+        "files_here": 1,
+        "bytes": sum(sizes),
+        "bytes_here": sizes[1] + sizes[2],
+    }
+    assert answer["others"]["files"] == 0 and answer["ahead"]["files"] == 2
 
 
 def test_gc_needs_to_know_what_is_needed(home: Home, chain: list[Manifest]) -> None:

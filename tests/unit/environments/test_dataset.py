@@ -108,3 +108,22 @@ def test_a_template_that_makes_too_much_of_a_file(tmp_path: Path, monkeypatch: p
     (tmp_path / "rows.jsonl").write_text('{"question": "q", "answer": "A"}\n' * 20)
     with pytest.raises(ConfigError, match="more than 100 characters"):
         load_environment("dataset:rows.jsonl", {"template": "{question}" + "x" * 10}, [tmp_path])
+
+
+def test_a_row_is_on_one_side_whatever_template_it_is_asked_with(load: Load, tmp_path: Path) -> None:
+    """Or what one member of a mixture trains on would be held out in another."""
+    rows = [{"question": f"What is {number % 150} + 1?", "answer": number % 150 + 1} for number in range(200)]
+    plain = load(rows, grader="number")
+    other = load_environment("dataset:rows.jsonl", {"grader": "number", "template": "Say: {question} "}, [tmp_path])
+    (tmp_path / "again.jsonl").write_text((tmp_path / "rows.jsonl").read_text())
+    copied = load_environment("dataset:again.jsonl", {}, [tmp_path])
+
+    def sides(environment: Environment) -> tuple[set[str], set[str]]:
+        assert environment.num_prompts is not None
+        training = {environment.prompt(index) for index in range(environment.num_prompts)}
+        return training, {environment.prompt(HELD_OUT_FROM + index) for index in range(200)}
+
+    trained, held_out = sides(plain)
+    assert len(held_out) > 5 and not trained & held_out and len(trained | held_out) == 150
+    assert sides(other) == ({f"Say: {text} " for text in trained}, {f"Say: {text} " for text in held_out})
+    assert sides(copied) == (trained, held_out)

@@ -70,7 +70,14 @@ def test_a_pattern_that_backtracks_for_ever_is_stopped() -> None:
     [
         ("B", "B", 1.0), ("b", "(B)", 1.0), (1, "The answer is B.", 1.0), (0, "The answer is B.", 0.0),
         ("C", "A is wrong, I think. Answer: C", 1.0), ("C", "It can't be A or B; C", 1.0), ("C", "", 0.0),
-        ("D", "the answer is **D**", 1.0),
+        ("D", "the answer is **D**", 1.0), ("B", "The answer is 'B'", 1.0), ("B", "Answer:\n\nB", 1.0),
+        ("A", "The answer is a dog", 0.0), ("A", "The answer is a \"dog\".", 0.0), ("A", "A dog barked", 0.0),
+        ("A", "It is a dog, so the answer is b.", 0.0), ("B", "It is a dog, so the answer is b.", 1.0),
+        ("A", "a", 1.0), ("A", "(a)", 1.0), ("A", "the answer is (a) because of it", 1.0), ("A", "answer: a", 1.0),
+        ("B", "option b: the dog", 1.0), ("B", "answer is b - the dog", 1.0), ("A", "A is right", 1.0),
+        ("B", "B. I am sure of it", 1.0), ("B", "I choose B since A dog isn't it", 1.0), ("A", "I say A", 1.0),
+        ("I", "The answer is I", 1.0), ("D", "D's a dog", 0.0), ("C", "Q: the unanswered c", 0.0),
+        ("B", "$\\boxed{B}$", 1.0), ("B", "**Answer:** B", 1.0), ("B", "My answer I think is B", 1.0),
     ],
 )  # fmt: skip
 def test_choice(right: object, answer: str, reward: float) -> None:

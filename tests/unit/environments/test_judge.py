@@ -21,6 +21,7 @@ from p2prl.environments.messages import (
     Request,
 )
 from p2prl.environments.registry import HELD_OUT_FROM
+from p2prl.models.stop_strings import StopStrings
 from p2prl.records import Prompt
 
 T = TypeVar("T")
@@ -29,6 +30,9 @@ T = TypeVar("T")
 class CodePoints:
     def encode_prompt(self, text: str) -> list[int]:
         return [ord(character) for character in text]
+
+    def encode_turn(self, text: str, last: int) -> list[int]:
+        return self.encode_prompt(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
@@ -155,3 +159,16 @@ MESSAGES = [
 @pytest.mark.parametrize(("message", "kind"), MESSAGES)
 def test_messages_survive_the_pipe(message: msgspec.Struct, kind: type) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind) == message
+
+
+def test_a_stop_string_ends_an_answer_and_its_text() -> None:
+    stops = StopStrings(("</a>",), CodePoints().decode, (0,))
+    judging = Judge(Scripted({"x</a>": (1.0, "right"), "y": (0.5, "half")}), CodePoints(), guard, stops)
+    prompt = ids("prompt 3")
+    good = judging.check(JudgeItem(3, prompt, (ids("x</a>"), ids("y")), ("stop", "length")))
+    assert (good.rewards, good.bad_finish) == ((1.0, 0.5), -1)
+    for text, reason in (("x</a>", "length"), ("x</a>y", "length"), ("y", "stop")):
+        bad = judging.check(JudgeItem(3, prompt, (ids("y"), ids(text)), ("length", reason)))
+        assert (bad.rewards, bad.bad_finish) == ((0.0, 0.0), 1)
+    assert judging.text(ids("x</a>y")) == "x</a>"
+    assert judge({}).text(ids("x</a>y")) == "x</a>y"

@@ -30,6 +30,9 @@ class CodePoints:
     def encode_prompt(self, text: str) -> list[int]:
         return [ord(character) for character in text]
 
+    def encode_turn(self, text: str, last: int) -> list[int]:
+        return self.encode_prompt(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from p2prl.environments.registry import HELD_OUT_FROM, load_environment
+from p2prl.environments.registry import HELD_OUT_FROM, Answered, Conversing, load_environment
 from p2prl.errors import ConfigError
 
 DOUBLES = """
@@ -138,3 +138,40 @@ def test_odd_classes_are_a_sentence_and_odd_text_is_text(install) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             load_environment(f"odd-tasks:{name}", {})
+
+
+TALKS = """
+class Text(str):
+    pass
+
+class Guess:
+    num_prompts = 20
+    def prompt(self, index):
+        return "Guess."
+    def respond(self, index, answers):
+        assert type(answers) is list
+        if answers[-1] == "seven":
+            return 7
+        return None if answers[-1] == str(index) else Text("no")
+    def reward(self, index, answers):
+        return float(answers[-1] == str(index)) / len(answers), f"{len(answers)} guesses"
+    def answer(self, index):
+        return ["?", index] if index else 0
+"""
+
+
+def test_a_class_may_answer_back(install) -> None:
+    install("talks", {"guess": "talks:Guess"}, "talks", TALKS)
+    environment = load_environment("talks:guess", {})
+    assert isinstance(environment, Conversing) and isinstance(environment, Answered)
+    said = environment.respond(5, ("4",))
+    assert said == "no" and type(said) is str
+    assert environment.respond(5, ("4", "5")) is None
+    assert environment.reward_turns(5, ("4", "5")) == (0.5, "2 guesses")
+    assert environment.reward(5, "5") == (1.0, "1 guesses")
+    assert (environment.reference(5), environment.answer(5)) == (["?", "5"], "?")
+    assert (environment.reference(0), environment.answer(0)) == (["0"], "0")
+    assert environment.respond(HELD_OUT_FROM, ("18",)) is None
+    with pytest.raises(TypeError, match="its response is int, not text"):
+        environment.respond(5, ("seven",))
+    assert not isinstance(load_environment("doubles", {}), Conversing)

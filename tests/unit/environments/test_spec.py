@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from p2prl import recipe
+from p2prl.environments.conversation import TurnRules
 from p2prl.environments.mixture import Mixture
 from p2prl.environments.reasoning_gym import UNSAFE
 from p2prl.environments.spec import Member, Spec, decode, open_environment, spec_of
@@ -74,3 +75,11 @@ def test_a_version_that_a_shell_would_run_is_not_advised() -> None:
     with pytest.raises(ConfigError, match="don't trust that recipe") as caught:
         open_environment(Spec((Member("addition", hostile),)))
     assert "pip install" not in str(caught.value)
+
+
+def test_turns_come_from_the_recipe_and_need_an_environment_that_has_some() -> None:
+    made = spec('[environment]\nname = "addition"\nmax_turns = 3\nmax_given_tokens = 50')
+    assert made.rules == TurnRules(3, 50) and decode(msgspec.json.encode(made).decode()) == made
+    with pytest.raises(ConfigError, match="addition says nothing to an answer, and the recipe has max_turns = 3"):
+        open_environment(made)
+    assert spec('[environment]\nname = "addition"').rules.max_turns == 1

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from p2prl.environments import workbench
+from p2prl.environments.conversation import TurnRules
 from p2prl.environments.spec import Member, Spec
 from p2prl.errors import ConfigError
 
@@ -12,7 +13,7 @@ ADDITION = Spec((Member("addition"),))
 
 def test_questions_survive_the_pipe() -> None:
     questions = [workbench.ListQuestion(("/a",)), workbench.ShowQuestion(ADDITION, 2)]
-    questions += [workbench.ScoreQuestion(ADDITION, 3, "x"), workbench.CheckQuestion(ADDITION)]
+    questions += [workbench.ScoreQuestion(ADDITION, 3, ("x", "y")), workbench.CheckQuestion(ADDITION)]
     for question in questions:
         assert msgspec.json.decode(msgspec.json.encode(question), type=workbench.Question) == question
 
@@ -40,7 +41,7 @@ def test_a_reward_that_fails_is_a_problem_and_no_crash(install) -> None:
     spec = Spec((Member("bad-tasks:bad", "bad-tasks==1.5"),))
     found = workbench.check(workbench.CheckQuestion(spec))
     assert any("gave nan" in problem for problem in found.problems)
-    assert workbench.score(workbench.ScoreQuestion(spec, 0, "x")) == workbench.ScoreAnswer(
+    assert workbench.score(workbench.ScoreQuestion(spec, 0, ("x",))) == workbench.ScoreAnswer(
         0.0, "the environment gave nan, which is not in 0 to 1"
     )
 
@@ -48,3 +49,44 @@ def test_a_reward_that_fails_is_a_problem_and_no_crash(install) -> None:
 def test_a_check_is_as_strict_as_a_node() -> None:
     with pytest.raises(ConfigError, match="no version in the recipe"):
         workbench.check(workbench.CheckQuestion(Spec((Member("chain_sum"),))))
+
+
+GUESS = """
+class Guess:
+    def prompt(self, index): return f"Guess {index}."
+    def respond(self, index, answers): return None if answers[-1] == str(index) else f"not {answers[-1]}"
+    def reward(self, index, answers): return float(answers[-1] == str(index)) / len(answers)
+    def answer(self, index): return ["?", index]
+"""
+
+
+def guess(install, max_turns: int = 1) -> Spec:
+    install("guess-tasks", {"guess": "p2prl_guess_tasks:Guess"}, "p2prl_guess_tasks", GUESS)
+    return Spec((Member("guess-tasks:guess", "guess-tasks==1.5"),), rules=TurnRules(max_turns, 100))
+
+
+def test_a_conversation_is_shown_with_what_was_said(install) -> None:
+    found = workbench.show(workbench.ShowQuestion(guess(install), 1))
+    assert found.turns and found.prompts[0].reward == 0.5
+    assert (found.prompts[0].answers, found.prompts[0].said) == (("?", "0"), ("not ?",))
+    assert not workbench.show(workbench.ShowQuestion(ADDITION, 1)).turns
+
+
+def test_answers_are_scored_turn_by_turn(install) -> None:
+    spec = guess(install)
+    scored = workbench.score(workbench.ScoreQuestion(spec, 3, ("1", "2")))
+    assert (scored.reward, scored.said) == (0.0, ("not 1", "not 2"))
+    assert workbench.score(workbench.ScoreQuestion(spec, 3, ("1", "3"))).said == ("not 1",)
+    with pytest.raises(ConfigError, match="over after 1 of the 2 answers"):
+        workbench.score(workbench.ScoreQuestion(spec, 3, ("3", "3")))
+    with pytest.raises(ConfigError, match="over after 1 of the 2 answers"):
+        workbench.score(workbench.ScoreQuestion(ADDITION, 3, ("3", "3")))
+
+
+def test_a_check_plays_the_reference_and_misses_the_turns_that_a_recipe_leaves_out(install) -> None:
+    spec = guess(install, 4)
+    found = workbench.check(workbench.CheckQuestion(spec))
+    assert (found.reference, found.num_turns, found.problems) == (0.5, 2, ())
+    assert 0.0 <= found.wrong < 0.01
+    one = workbench.check(workbench.CheckQuestion(msgspec.structs.replace(spec, rules=TurnRules())))
+    assert any("set [environment] max_turns" in problem for problem in one.problems)

@@ -60,3 +60,17 @@ def test_nothing_to_train_on_is_an_empty_batch(policy, tools) -> None:
     rows = collate(msgspec.structs.replace(step, groups=(), ages=(), group_ids=()), 64)
     assert rows.batch.num_answers == 0
     assert rows.ids.dtype == torch.long
+
+
+def test_what_was_given_between_turns_is_masked(policy, tools) -> None:
+    step = tools.make_step(policy, 1, 1, group_size=2)
+    group = step.groups[0]
+    first = group.trajectories[0]
+    num = len(first.completion.token_ids)
+    assert num >= 3
+    segments = (Segment(0, 1), Segment(0, 1, drawn=False), Segment(0, num - 2))
+    trajectory = msgspec.structs.replace(first, completion=msgspec.structs.replace(first.completion, segments=segments))
+    group = msgspec.structs.replace(group, trajectories=(trajectory, *group.trajectories[1:]))
+    rows = collate(msgspec.structs.replace(step, groups=(group,)), 64)
+    assert rows.batch.mask[0, :num].tolist() == [True, False, *[True] * (num - 2)]
+    assert rows.batch.length[0] == num - 1 and rows.length[0] == len(group.prompt_ids) + num

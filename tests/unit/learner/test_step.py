@@ -98,10 +98,12 @@ def test_broken_weights_skip_the_step(policy, recipe, tools) -> None:
     assert "not finite" in done.skipped
 
 
-def test_stale_answers_take_a_smaller_step(policy, recipe, tools) -> None:
+@pytest.mark.parametrize(("power", "multiplier"), [(0.5, 0.5), (1.0, 0.25)])
+def test_stale_answers_take_a_smaller_step(policy, recipe, tools, power: float, multiplier: float) -> None:
+    recipe = recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"step_power": power})})
     done = train(policy, recipe, tools.make_step(policy, 4, 8, rho_on=4.0))
-    assert done.metrics["lr_multiplier"] == pytest.approx(0.5, abs=1e-3)
-    assert done.metrics["lr"] == pytest.approx(recipe.learner.learning_rate / 2, rel=1e-2)
+    assert done.metrics["lr_multiplier"] == pytest.approx(multiplier, abs=1e-3)
+    assert done.metrics["lr"] == pytest.approx(recipe.learner.learning_rate * multiplier, rel=1e-2)
     assert policy.optimiser.param_groups[0]["lr"] == recipe.learner.learning_rate
 
 

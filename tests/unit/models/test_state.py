@@ -173,3 +173,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_payloads(path, [Payload("a", (5,), full_disk)])
     assert state_hash(path) == digest
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+def test_without_the_wait_for_the_disk_a_file_is_the_same(tmp_path: Path) -> None:
+    payloads = [payload("b", (3, 2)), payload("a", (4,), 1)]
+    assert write_payloads(tmp_path / "scratch", payloads, durable=False) == write_payloads(tmp_path / "kept", payloads)
+    assert (tmp_path / "scratch").read_bytes() == (tmp_path / "kept").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "scratch"]

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from p2prl.node.children import KILLED, ChildDied
+from p2prl.exits import KILLED
+from p2prl.node.children import ChildDied
 from p2prl.node.engine_keeper import EngineKeeper
 from p2prl.paths import Home
 from p2prl.rollout import messages

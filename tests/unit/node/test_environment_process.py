@@ -17,6 +17,8 @@ from p2prl.environments.messages import (
     PromptsRequest,
     Ready,
     Reply,
+    TextsReply,
+    TextsRequest,
 )
 from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.pipes import BlockingPipe
@@ -26,10 +28,10 @@ CHAIN_SUM = '{"members": [{"name": "reasoning_gym:chain_sum", "version": "reason
 
 
 class Child:
-    def __init__(self, folder: Path, spec: str, hash_seed: str) -> None:
+    def __init__(self, folder: Path, spec: str, hash_seed: str, *stop: str) -> None:
         mine, theirs = socket.socketpair()
         command = [sys.executable, "-m", "p2prl.node.environment_process", str(theirs.fileno())]
-        command += ["builtin:addition", str(folder), spec]
+        command += ["builtin:addition", str(folder), spec, *stop]
         surroundings = os.environ | {"PYTHONHASHSEED": hash_seed}
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=surroundings)
         theirs.close()
@@ -46,8 +48,8 @@ class Child:
 def start(tmp_path: Path) -> Iterator:
     children: list[Child] = []
 
-    def begin(spec: str = ADDITION, hash_seed: str = "0") -> Child:
-        children.append(Child(tmp_path, spec, hash_seed))
+    def begin(spec: str = ADDITION, hash_seed: str = "0", stop: str = "") -> Child:
+        children.append(Child(tmp_path, spec, hash_seed, *([stop] if stop else [])))
         return children[-1]
 
     yield begin
@@ -93,3 +95,19 @@ def test_what_keeps_it_from_starting_is_said(start, spec: str, hash_seed: str, m
     assert isinstance(failed, Failed)
     assert failed.id == -1 and message in failed.message
     assert child.process.wait(30) == 1
+
+
+def test_it_knows_the_recipes_stop_strings(start) -> None:
+    child = start(stop='["0"]')
+    child.pipe.receive()
+    encode = CharTokenizer().encode_prompt
+    child.pipe.send(TextsRequest(1, (tuple(encode("1203")), tuple(encode("12")))))
+    assert child.pipe.receive() == TextsReply(1, ("120", "12"))
+    child.pipe.send(PromptsRequest(2, (0,)))
+    prompts = child.pipe.receive()
+    assert isinstance(prompts, PromptsReply)
+    answers = tuple(encode("12")), tuple(encode("1203"))
+    child.pipe.send(JudgeRequest(3, (JudgeItem(0, prompts.prompts[0].token_ids, answers, ("length", "length")),)))
+    reply = child.pipe.receive()
+    assert isinstance(reply, JudgeReply) and reply.items[0].bad_finish == 1
+    assert child.close() == 0

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2prl import codec
@@ -255,4 +256,24 @@ async def test_a_failed_batch_ends_the_loop_and_the_others(tmp_path: Path) -> No
     with pytest.raises(ChildDied, match="out of memory"):
         await asyncio.wait_for(running, PATIENCE_S)
     assert second.cancelled()
+    await _end(running, state)
+
+
+async def test_a_group_whose_turns_come_out_otherwise_when_judged_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge_items = ScriptedEnvironment.judge_items
+
+    async def unsure(self, items):
+        first, *others = await judge_items(self, items)
+        return (msgspec.structs.replace(first, bad_turns=0, details=("answer 0: other",)), *others)
+
+    monkeypatch.setattr(ScriptedEnvironment, "judge_items", unsure)
+    engine = HeldEngine(batch_s=0.005)
+    loop, state = await make_loop(tmp_path, engine, max_in_flight=GROUPS_PER_BATCH)
+    running = asyncio.create_task(loop.run())
+    await _first_batch(engine)
+    await engine.until(lambda: len(engine.queue) == 1)  # one more, for what was left out
+    assert state.num_waiting() == GROUPS_PER_BATCH - 1
+    assert caplog.text.count("a group was left out") == 1 and "answer 0: other" in caplog.text
     await _end(running, state)

@@ -5,6 +5,7 @@ from p2prl.node.snapshot import MAX_VERSIONS, make_status, weights_report
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
 from p2prl.records import Content, PeerInfo, Version
+from p2prl.weights.pull import Progress
 from tests import factories
 
 
@@ -56,6 +57,23 @@ def test_versions_with_what_is_here_and_who_has_them(make_state) -> None:
 def test_a_node_without_versions_has_a_report_too(make_state) -> None:
     report = weights_report(make_state())
     assert (report.versions, report.full_bytes, report.held_bytes) == ((), 0, 0)
+
+
+def test_what_is_on_its_way_is_told(make_state) -> None:
+    state = make_state()
+    follow(state, 3, ())
+    state.head_id = codec.ZERO_HASH  # a newcomer: it knows the chain alone
+    anchor = next(m for m in state.manifests.values() if m.version.step == 3).contents[0]
+    state.transfers[anchor.content_hash] = Progress(400, 1000, num_peers=2, bytes_per_s=50.0)
+    state.transfers[bytes(32)] = Progress(1, 2)  # of no version that is known any more
+    awaited = weights_report(state).awaited
+    assert awaited is not None
+    assert (awaited.num_files, awaited.whole_files, awaited.num_bytes, awaited.here_bytes) == (1, 0, 1000, 400)
+    (fetch,) = make_status(state, Supervisor(state.clock, lambda *_: None), "", {}).fetches
+    assert (fetch.version, fetch.kind) == (awaited.version, "anchor")
+    assert (fetch.num_bytes, fetch.of_bytes, fetch.num_peers, fetch.bytes_per_s) == (400, 1000, 2, 50.0)
+    state.transfers.clear()
+    assert make_status(state, Supervisor(state.clock, lambda *_: None), "", {}).fetches == ()
 
 
 async def test_rates_are_shown_with_their_caps(make_state) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from p2prl import codec
 from p2prl.buffer.store import Store
-from p2prl.clock import SystemClock
+from p2prl.clock import Clock, SystemClock
 from p2prl.config import NodeConfig
 from p2prl.events import Ring
 from p2prl.learner.publish import Folders, publish
@@ -64,12 +64,16 @@ class Node:
 class Swarm:
     """A learner's home with a chain of versions, and nodes that want them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Clock | None = None, max_age: int | None = None) -> None:
+        self._clock = clock or SystemClock()
         self.folder, self.network = folder, MemoryNetwork(0, Conditions(latency_s=1e-3, jitter_s=0.0))
         folder.mkdir(exist_ok=True)
         base_hash = write_version(folder / "base", words(0))
         recipe, _ = find("addition")
         self.recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"hash": base_hash.hex()})})
+        if max_age is not None:
+            learner = self.recipe.learner.model_copy(update={"max_age": max_age})
+            self.recipe = self.recipe.model_copy(update={"learner": learner})
         self.base = Version(0, 0, base_hash)
         self.manifests: list[tuple[bytes, bytes, Manifest]] = []  # id, sealed
         self._stores: list[Store] = []
@@ -77,7 +81,7 @@ class Swarm:
 
     def node(self, number: int, config: NodeConfig | None = None) -> Node:
         """Each call with a number is another life of that node."""
-        key, clock = factories.identity(number), SystemClock()
+        key, clock = factories.identity(number), self._clock
         home = Home.locate(self.folder / f"n{number}")
         home.create()
         self._stores.append(Store.open(home.database, clock.unix()))

@@ -56,6 +56,7 @@ def test_a_weight_of_zero_counts_as_an_answer() -> None:
 
 def test_the_multiplier_is_relative_to_the_fresh_value_and_never_above_one() -> None:
     assert lr_multiplier(0.25) == 0.5
+    assert lr_multiplier(0.25, power=1.0) == lr_multiplier(0.2, 0.8, 1.0) == 0.25
     assert lr_multiplier(0.2, 0.8) == pytest.approx(0.5)
     assert lr_multiplier(0.9, 0.5) == 1.0
     for rho_on in (0.0, -1.0, math.nan, math.inf):

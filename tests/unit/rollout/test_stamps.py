@@ -49,3 +49,11 @@ def test_a_group_names_the_versions_that_drew_it_and_no_other(answers: list[list
         assert used[0] == BEGUN
         assert {part.version for completion in stamped for part in completion.segments} == set(range(len(used)))
         assert [of_tokens(c.segments, used) for c in stamped] == expected[: len(some)]
+
+
+def test_what_was_given_stays_given_where_versions_are_counted_anew() -> None:
+    versions = tuple(map(factories.version, (1, 2, 3)))
+    segments = (Segment(1, 1), Segment(1, 1, drawn=False), Segment(2, 1))
+    used, (answer,) = of_group(versions, [factories.completion(segments=segments)])
+    assert used == versions[1:]
+    assert answer.segments == (Segment(0, 1), Segment(0, 1, drawn=False), Segment(1, 1))

@@ -12,6 +12,7 @@ from p2prl.models.char_tokenizer import END_ID, PAD_ID, CharTokenizer
 from p2prl.models.load import load_module
 from p2prl.models.lora import find_targets
 from p2prl.models.lora_rule import Lora
+from p2prl.models.stop_strings import StopStrings
 from p2prl.models.tensors import load_into, write_state, write_tensors
 from p2prl.records import Completion, Sampling
 from p2prl.rollout.decoding import filtered_logprobs
@@ -345,3 +346,29 @@ def test_where_memory_runs_out_smaller_batches_follow(tmp_path: Path, monkeypatc
     monkeypatch.setattr(engine._decoder, "run", lambda *args: run([[99999]], *args[1:]))
     with pytest.raises(EngineError, match="1 x 2 answers failed"):
         engine.generate(PROMPTS[:1], 2, FREE, 1)
+
+
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(module: torch.nn.Module) -> None:
+    stops = StopStrings(("11", "7"), TOKENIZER.decode, (END_ID,))
+    engine = TransformersEngine(module, TOKENIZER.stop_ids, PAD_ID, stops=stops)
+    engine.load(WEIGHTS, factories.BASE)
+    hot = Sampling(3.0, 1.0, 0, 8, stops.strings)
+    drawn = engine.generate(UNEVEN, 40, hot, seed=3).completions
+    ends: set[str] = set()
+    for prompt, answers in zip(UNEVEN, drawn, strict=True):
+        for answer in answers:
+            text = TOKENIZER.decode(answer.token_ids)
+            assert stops.ends_as_said(answer.token_ids, answer.finish_reason)
+            assert "7" not in text[:-1] and "11" not in text[:-1]
+            num_tokens = len(answer.token_ids)
+            assert answer.finish_reason == "stop" or num_tokens == 8
+            if answer.token_ids[-1] != END_ID:
+                ends.add(next((string for string in stops.strings if text.endswith(string)), ""))
+        expected = plain_logprobs(module, prompt, answers[0], hot)
+        np.testing.assert_allclose(np.frombuffer(answers[0].logprobs, "<f4"), expected, atol=1e-4, rtol=0)
+    assert ends == {"11", "7", ""}
+
+
+def test_stop_strings_other_than_it_was_set_up_for_are_refused(engine: TransformersEngine) -> None:
+    with pytest.raises(EngineError, match="stop strings"):
+        engine.generate(EVEN, 1, Sampling(1.0, 1.0, 0, 8, ("1",)), seed=3)

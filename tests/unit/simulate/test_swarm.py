@@ -70,7 +70,7 @@ def test_fifty_nodes_with_loss_and_churn_stay_on_one_chain() -> None:
         for number, node in enumerate((11, 23, 31, 42, 7, 19))
         for event in (Kill(12.0 + 1.5 * number, node), Restart(16.0 + 1.5 * number, node))
     ]
-    trace = fifty(42.0, Kill(13.2, LEADER), Join(14.0, 49), Leave(17.0, 5), Restart(24.0, 5), *churn)
+    trace = fifty(42.0, Kill(16.6, LEADER), Join(14.0, 49), Leave(17.0, 5), Restart(24.0, 5), *churn)
     assert broken(trace) == ()
     assert sum(end.alive for end in trace.ends) == 49
     assert all(end.behind is not None and end.behind <= 1 for end in trace.ends if end.alive)

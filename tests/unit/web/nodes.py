@@ -47,6 +47,16 @@ def status(**over: object) -> s.Status:
             groups=1204, admitted=1150, refused={"stale": 4}, waiting=50, tokens=31000, sent_bytes=740000
         ),
         "training": s.TrainingStatus(step=42, reward_mean=0.81, reward_first=0.74, reward_last=0.81, num_groups=1344),
+        "fetches": (
+            s.FetchStatus(
+                version="1.43.deadbeef",
+                kind="anchor",
+                num_bytes=120_000_000,
+                of_bytes=269_060_520,
+                bytes_per_s=3.1e6,
+                num_peers=2,
+            ),
+        ),
         "health": (s.HealthItem(code="clock_skew", message="clock is 2.4 s ahead", fix="enable NTP"),),
     }
     return s.Status(**(fields | over))
@@ -120,6 +130,7 @@ class Node:
         return s.WeightsReport(
             head="1.42.deadbeef", full_bytes=269_060_520, held_bytes=held_bytes, budget_bytes=10**10, newest=1,
             num_peers=2, versions=tuple(rows),
+            awaited=s.AwaitedRow(version="1.44.deadbeef", num_files=3, whole_files=1, num_bytes=4000, here_bytes=3000),
         )  # fmt: skip
 
     def series(self, names: tuple[str, ...], since_s: float, points: int) -> dict[str, list[float | None]]:

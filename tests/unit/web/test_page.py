@@ -89,6 +89,11 @@ async def test_every_page_works_under_the_policy_with_hostile_names(page: Page) 
         await expect(page.locator("#holders tbody tr").last.locator("td").nth(3)).to_have_text("3")
         await expect(page.locator("main")).to_contain_text("1.2 MB/s of 2.0 MB/s")
         await expect(page.locator("main")).to_contain_text("3.4 MB/s, no cap")
+        await expect(page.locator("main")).to_contain_text("1.44.deadbeef, 1 of 3 files whole, 3.0 kB of 4.0 kB")
+        coming = page.locator("#fetches tbody tr")
+        await expect(coming).to_have_text(
+            re.compile(r"1\.43\.deadbeef\s*anchor\s*120\.0 MB of 269\.1 MB.*3\.1 MB/s\s*2 peers", re.S)
+        )
         await expect(page.locator("meter").first).to_have_attribute("value", "1200000")
         await expect(page.locator(".plot canvas")).to_have_count(2, timeout=SLOW_MS)
         assert await page.locator("main img").count() == 0
