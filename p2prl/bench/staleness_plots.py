@@ -37,11 +37,11 @@ def draw(folder: Path, runs: Sequence[Run], rows: Sequence[Row], traces: Callabl
     ages = sorted({run.age for run in runs})
     kept = [(run, traces(run)) for run in runs]
     figures = {
-        "reward_by_age.png": _reward_by_age(Figure(figsize=(8, 5), layout="constrained"), rows, ages, colors),
+        "reward_by_age.png": _reward_by_age(Figure(figsize=(8, 6.5), layout="constrained"), rows, ages, colors),
         "over_steps.png": _over_steps(
             Figure(figsize=(max(5.0, 3.2 * len(ages)), 6), layout="constrained"), kept, ages, colors
         ),
-        "collapse.png": _collapse(Figure(figsize=(9, 12), layout="constrained"), kept, ages[-1], colors),
+        "collapse.png": _collapse(Figure(figsize=(9, 13), layout="constrained"), kept, ages[-1], colors),
     }
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=110)
@@ -64,7 +64,7 @@ def _reward_by_age(figure: Any, rows: Sequence[Row], ages: Sequence[int], colors
     axes.set(
         xlabel="age, versions", ylabel="final reward", title="Final reward by age (band: sd over seeds; x: collapsed)"
     )
-    axes.legend(fontsize="small")
+    _legend(figure, axes)
     return figure
 
 
@@ -84,7 +84,7 @@ def _over_steps(figure: Any, kept: Sequence[tuple[Run, Trace]], ages: Sequence[i
                 axes.set_yscale("symlog", linthresh=1e-2)
             axes.set(title=f"age {age}" if row == 0 else "", ylabel=label if column == 0 else "")
             axes.set_xlabel("step" if row == 1 else "")
-    grid[0][0].legend(fontsize="x-small")
+    _legend(figure, grid[0][0])
     return figure
 
 
@@ -103,7 +103,7 @@ def _collapse(figure: Any, kept: Sequence[tuple[Run, Trace]], age: int, colors: 
         axes.set_ylabel(label, fontsize="small")
     panels[0].set_ylabel("reward, held-out prompts", fontsize="small")
     panels[0].set_title(f"Collapse diagnosis at age {age}: means over seeds, the lower ones of {SMOOTH_STEPS} steps")
-    panels[0].legend(fontsize="x-small")
+    _legend(figure, panels[0])
     panels[-1].set_xlabel("step")
     return figure
 
@@ -126,3 +126,8 @@ def _mean_trace(traces: Sequence[Trace], name: str) -> list[float]:
 def _mean(values: Iterable[float | None]) -> float:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return fmean(known) if known else math.nan
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """Below the panels: inside it would hide some of the lines."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")

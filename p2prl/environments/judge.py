@@ -18,6 +18,7 @@ from p2prl.errors import ConfigError, P2prlError
 from p2prl.records import Prompt
 
 MAX_DETAIL_CHARACTERS = 256
+CHARACTERS_A_TOKEN = 32  # on average, at most: a longer text than that of all given tokens isn't even encoded
 MAX_SLOW_ANSWERS = 2  # of one group; the others then cost nothing more, and its maker gives them the same 0
 T = TypeVar("T")
 
@@ -85,20 +86,23 @@ class Judge:
         """What it is given before its next turn; () where it is over."""
         drawn, given = parts_of(item.token_ids, item.runs)
         try:
-            return self._said(item.index, drawn, sum(map(len, given)))
+            return self._said(item.index, self._texts(drawn), drawn[-1][-1], sum(map(len, given)))
         except RewardFailed:
             return ()  # whoever judges it runs into the same, and says so
 
-    def _said(self, index: int, drawn: Sequence[Sequence[int]], num_given: int) -> tuple[int, ...]:
-        """What the environment says after these turns, as tokens; () where it is over."""
+    def _texts(self, drawn: Sequence[Sequence[int]]) -> list[str]:
+        return self._guard(lambda: list(map(self.text, drawn)))
+
+    def _said(self, index: int, texts: Sequence[str], last: int, num_given: int) -> tuple[int, ...]:
+        """What the environment says after these turns, the last token of which is `last`; () where it is over."""
         environment, own = self._environment, own_index(self._environment, index)
-        if len(drawn) >= self._rules.max_turns or not isinstance(environment, Conversing):
+        if len(texts) >= self._rules.max_turns or not isinstance(environment, Conversing):
             return ()
-        said = self._guard(lambda: environment.respond(own, list(map(self.text, drawn))))
-        if said is None:
+        said = self._guard(lambda: environment.respond(own, list(texts)))
+        if said is None or len(said) > CHARACTERS_A_TOKEN * self._rules.max_given_tokens:
             return ()
         try:
-            given = tuple(self._tokenizer.encode_turn(_clean(said), drawn[-1][-1]))
+            given = tuple(self._tokenizer.encode_turn(_clean(said), last))
         except ConfigError as error:
             raise RewardFailed(f"the model can't read what the environment said: {error}") from error
         if not given:
@@ -128,24 +132,23 @@ class Judge:
             judged.append((given, _clean(name + detail)[:MAX_DETAIL_CHARACTERS]))
         return judged, -1
 
-    def _replayed(self, item: JudgeItem, place: int) -> list[tuple[int, ...]]:
+    def _replayed(self, item: JudgeItem, place: int) -> list[str]:
         """The turns of an answer, between which the environment says what it was given, and nothing after them."""
         drawn, given = parts_of(item.answers[place], item.runs[place] if item.runs else ())
-        num_given = 0
+        texts, num_given = self._texts(drawn), 0
         for number, tokens in enumerate(given, 1):
-            if self._said(item.index, drawn[:number], num_given) != tokens:
+            if self._said(item.index, texts[:number], drawn[number - 1][-1], num_given) != tokens:
                 raise OtherTurns(f"what it was given after turn {number} is not what the environment says")
             num_given += len(tokens)
         stopped = item.finishes[place : place + 1] == ("stop",)
-        if stopped and self._said(item.index, drawn, num_given):
+        if stopped and self._said(item.index, texts, drawn[-1][-1], num_given):
             raise OtherTurns(f"it ends after turn {len(drawn)}, and the environment has more to say")
-        return drawn
+        return texts
 
-    def _reward(self, index: int, drawn: Sequence[tuple[int, ...]]) -> tuple[float, str]:
+    def _reward(self, index: int, texts: Sequence[str]) -> tuple[float, str]:
         environment, own = self._environment, own_index(self._environment, index)
 
         def work() -> tuple[float, str]:
-            texts = list(map(self.text, drawn))
             if isinstance(environment, Conversing):
                 given, detail = environment.reward_turns(own, texts)
             else:

@@ -92,6 +92,11 @@ class Judgement(msgspec.Struct, frozen=True, array_like=True):
     bad_finish: int = -1
     bad_turns: int = -1
 
+    @property
+    def refused(self) -> bool:
+        """Whatever its answers are worth."""
+        return self.bad_finish >= 0 or self.bad_turns >= 0
+
 
 class JudgeReply(msgspec.Struct, frozen=True, tag=True):
     id: int

@@ -28,6 +28,7 @@ from p2prl.environments.spec import Spec
 from p2prl.errors import ConfigError, P2prlError
 
 NUM_CHECKED = 100
+NUM_AGAIN = 10  # whose answers are judged twice
 WRONG = ("", "I don't know.", "7", "\ufffd" * 50)
 T = TypeVar("T")
 
@@ -184,13 +185,32 @@ def check(question: CheckQuestion) -> CheckAnswer:
             given = timed(reward_s, lambda index=index, answers=answers: bench.reward(index, answers))
             wrong.append(0.0 if given is None else given[0])
     again = [timed([], lambda index=index: bench.prompt(index)) for index in indices]
-    problems |= dict.fromkeys(_judged(prompts, again, right, wrong))
+    problems |= dict.fromkeys(
+        [*_judged(prompts, again, right, wrong), *_forgets(bench, indices[:NUM_AGAIN], max_turns)]
+    )
     made = [prompt for prompt in prompts if prompt is not None]
     return CheckAnswer(
         bench.environment.name, bench.environment.version, members, len(set(made)), max(map(len, made), default=0),
         statistics.fmean(right) if right else -1.0, statistics.fmean(wrong),
         statistics.fmean(prompt_s), statistics.fmean(reward_s), max(*prompt_s, *reward_s), tuple(problems), num_turns,
     )  # fmt: skip
+
+
+def _forgets(bench: Guarded, indices: list[int], max_turns: int) -> list[str]:
+    """What it says or gives otherwise when it is asked again."""
+    found, so = [], "the second time: it is not deterministic, so receivers would refuse groups"
+    for index in indices:
+        try:
+            answers = bench.repeated(index, WRONG[1], max_turns)
+            if len({bench.said(index, answers) for _ in range(2)}) > 1:
+                found.append(f"what it says to an answer was another {so}")
+            if len({bench.reward(index, answers)[0] for _ in range(2)}) > 1:
+                found.append(f"a reward was another {so}")
+        except ConfigError:
+            found.append(f"a conversation was over sooner {so}")
+        except RewardFailed:
+            continue  # a problem that is told already
+    return found
 
 
 def _judged(prompts: list, again: list, right: list[float], wrong: list[float]) -> list[str]:

@@ -18,6 +18,7 @@ from p2prl.errors import ConfigError
 _RULE = "p2prl chat prompt 1: one user message, then the generation prompt"
 _TURN_RULE = "p2prl chat turn 1: the answer as it was drawn, its end, one user message, the generation prompt"
 _ANSWER = "p2prl-answer"  # stands for an answer in the template: what comes after it is a turn's beginning
+_SAID = "p2prl-said"  # stands for what follows
 _ROLES = ("user", "assistant", "user")
 _PROBE = "State 12 + 7 = ?\n\tna\u00efve \u4f60\u597d  x"
 
@@ -71,7 +72,7 @@ class FolderTokenizer:
             return self._plain(f"\n{text}\n")
         after = self._after_answer(text)
         if last in self.stop_ids:  # the end is there, as drawn
-            head = after.partition(text.strip())[0] if text.strip() else after
+            head = self._after_answer(_SAID).partition(_SAID)[0]  # not of `text`, which may look like an end
             ends = [head.find(end) + len(end) for end in self._ends if end in head]
             after = after[min(ends, default=0) :]
         return self._plain(after)

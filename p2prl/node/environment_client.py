@@ -44,6 +44,8 @@ class EnvironmentClient:
     def __init__(self, recipe: Recipe, home: Home, stderr: int | None = None) -> None:
         spec = spec_of(recipe.environment, data_folders((home.datasets,)))
         self._num_turns = spec.rules.max_turns
+        # The child does one thing at a time: whoever asks it may have to wait for somebody else's group.
+        self._patience_s = TIMEOUT_S + self._judging_s(recipe.sampling.group_size)
         stop = msgspec.json.encode(recipe.sampling.stop).decode()
         args = (recipe.model.source, str(home.models), msgspec.json.encode(spec).decode(), stop)
         environ = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
@@ -69,7 +71,7 @@ class EnvironmentClient:
             some = tuple(indices[first : first + PROMPTS_AT_ONCE])
             await self._alive()
             reply: PromptsReply = await self._child.request(
-                lambda number, some=some: PromptsRequest(number, some), timeout_s=TIMEOUT_S
+                lambda number, some=some: PromptsRequest(number, some), timeout_s=self._patience_s
             )
             found += reply.prompts
         return tuple(found)
@@ -91,7 +93,9 @@ class EnvironmentClient:
 
     async def _turns(self, items: tuple[TurnItem, ...]) -> tuple[tuple[int, ...], ...]:
         await self._alive()
-        reply: TurnsReply = await self._child.request(lambda number: TurnsRequest(number, items), timeout_s=TIMEOUT_S)
+        reply: TurnsReply = await self._child.request(
+            lambda number: TurnsRequest(number, items), timeout_s=self._patience_s
+        )
         return reply.items
 
     async def _turn_alone(self, item: TurnItem) -> tuple[int, ...]:
@@ -106,7 +110,7 @@ class EnvironmentClient:
         """What rewards see of each, to be shown."""
         await self._alive()
         reply: TextsReply = await self._child.request(
-            lambda number: TextsRequest(number, tuple(answers)), timeout_s=TIMEOUT_S
+            lambda number: TextsRequest(number, tuple(answers)), timeout_s=self._patience_s
         )
         return reply.texts
 
@@ -115,40 +119,54 @@ class EnvironmentClient:
 
     async def judge_items(self, items: tuple[JudgeItem, ...]) -> tuple[Judgement, ...]:
         """One each. Raises ChildDied when the child can't be started, or dies of a prompt."""
+        return tuple([await self._judged(item) for item in items])  # in between, others' requests have their turn
+
+    async def _judged(self, item: JudgeItem) -> Judgement:
         try:
-            return await self._ask(items)
+            return await self._ask(item)
         except ChildDied as error:
             if self._stopped:
                 raise
             self._child.on_death(str(error))  # it is asked again here, so nobody else would hear of it
-            if len(items) == 1:
-                return (await self._one_by_one(items[0]),)
-            return tuple([(await self.judge_items((item,)))[0] for item in items])
+            return await self._one_by_one(item)
 
-    async def _ask(self, items: tuple[JudgeItem, ...]) -> tuple[Judgement, ...]:
+    async def _ask(self, item: JudgeItem) -> Judgement:
         await self._alive()
-        # A group may have two slow answers and a slow prompt.
-        deadline_s = self._num_turns * TIMEOUT_S + len(items) * (MAX_SLOW_ANSWERS + 1) * Limits().call_s
-        reply: JudgeReply = await self._child.request(lambda number: JudgeRequest(number, items), timeout_s=deadline_s)
-        return reply.items
+        deadline_s = self._patience_s + self._judging_s(len(item.answers))
+        reply: JudgeReply = await self._child.request(
+            lambda number: JudgeRequest(number, (item,)), timeout_s=deadline_s
+        )
+        return reply.items[0]
+
+    def _judging_s(self, num_answers: int) -> float:
+        """Of a group, at most; it may have two slow answers and a slow prompt."""
+        call_s = Limits().call_s
+        return self._num_turns * max(TIMEOUT_S, num_answers * call_s) + (MAX_SLOW_ANSWERS + 1) * call_s
 
     async def _one_by_one(self, item: JudgeItem) -> Judgement:
         """Each answer alone, so that what ended the child is found."""
-        (prompt,) = await self._ask((JudgeItem(item.index, item.prompt_ids, ()),))  # a deadly prompt raises here
+        prompt = await self._ask(JudgeItem(item.index, item.prompt_ids, ()))  # a deadly prompt raises here
         if not prompt.prompt_ok:
             count = len(item.answers)
             return Judgement(False, (0.0,) * count, ("the prompt has other tokens",) * count)
         judged: list[tuple[float, str]] = []
-        num_deadly, bad_finish, bad_turns = 0, -1, -1
+        num_deadly = 0
         for place, answer in enumerate(item.answers):
             if num_deadly == MAX_SLOW_ANSWERS:
                 judged.append((0.0, f"not judged: {num_deadly} answers of this group ended the environment process"))
                 continue
             try:
                 finish, runs = item.finishes[place : place + 1], item.runs[place : place + 1]
-                (alone,) = await self._ask((JudgeItem(item.index, item.prompt_ids, (answer,), finish, runs),))
-                bad_finish = place if bad_finish < 0 <= alone.bad_finish else bad_finish
-                bad_turns = place if bad_turns < 0 <= alone.bad_turns else bad_turns
+                alone = await self._ask(JudgeItem(item.index, item.prompt_ids, (answer,), finish, runs))
+                if alone.bad_finish >= 0 or alone.bad_turns >= 0:  # no matter what the others are worth
+                    count, why = len(item.answers), alone.details[0].replace("answer 0:", f"answer {place}:", 1)
+                    return msgspec.structs.replace(
+                        alone,
+                        rewards=(0.0,) * count,
+                        details=(why,) * count,
+                        bad_finish=place if alone.bad_finish >= 0 else -1,
+                        bad_turns=place if alone.bad_turns >= 0 else -1,
+                    )
                 judged.append((alone.rewards[0], alone.details[0]))
             except ChildDied as error:
                 if self._stopped:
@@ -157,7 +175,7 @@ class EnvironmentClient:
                 why = f"judging it ended the environment process: {error}"
                 judged.append((0.0, why[:MAX_DETAIL_CHARACTERS]))
         rewards, details = tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged)
-        return Judgement(True, rewards, details, bad_finish, bad_turns)
+        return Judgement(True, rewards, details)
 
     async def stop(self) -> None:
         self._stopped = True

@@ -83,7 +83,7 @@ class LocalRollouts:
         self._keeper = EngineKeeper(self, engine, child_threads(config))
         self._conversations = Conversations(environment, self._generate, recipe.environment.max_turns)
         self._version = Version(0, 0, bytes(32))
-        self._num_answers = 0
+        self._num_answers, self._context = 0, None
         self._num_busy, self._busy_since = 0, 0.0
         self.engine_name = self.plan = ""
         self.num_tokens, self.busy_s = 0, 0.0  # drawn so far, while the engine worked so long
@@ -100,7 +100,7 @@ class LocalRollouts:
         self._say(f"the environment {self.recipe.environment.name}")
         ready = await self._environment.start()
         started = await self._start_engine(ready.stop_ids, ready.pad_id)
-        self.engine_name, self._num_answers = started.name, started.num_answers
+        self.engine_name, self._num_answers, self._context = started.name, started.num_answers, started.context
         await self._engine.request(
             lambda number: messages.Load(number, str(path), self._version), timeout_s=LOAD_TIMEOUT_S
         )
@@ -179,6 +179,7 @@ class LocalRollouts:
         return [shown for one in asked for shown in await self._groups([one], seed + one[0].counter)]
 
     async def _drawn(self, asked: Sequence[tuple[worker.Draw, Prompt]], seed: int) -> list[Shown]:
+        self._conversations.check_room([prompt for _, prompt in asked], self.recipe.longest_answer, self._context)
         ids = tuple(prompt.token_ids for _, prompt in asked)
         first = await self._generate(self._version, ids, self.recipe.sampling.group_size, seed)
         begun = [(draw, prompt, answers) for (draw, prompt), answers in zip(asked, first.completions, strict=True)]
@@ -187,11 +188,11 @@ class LocalRollouts:
         items = tuple(worker.judge_item(prompt, answers) for _, prompt, answers in whole)
         judged = await self._environment.judge_items(items)
         found = {
-            prompt.index: await self._shown(prompt, answers, judgement)
-            for (_, prompt, answers), judgement in zip(whole, judged, strict=True)
+            draw.counter: await self._shown(prompt, answers, judgement)  # two may be of one prompt
+            for (draw, prompt, answers), judgement in zip(whole, judged, strict=True)
         }
         lost = "left out: its turns met more versions than a group can name"
-        return [found.get(prompt.index) or Shown(prompt.index, prompt.text, error=lost) for _, prompt in asked]
+        return [found.get(draw.counter) or Shown(prompt.index, prompt.text, error=lost) for draw, prompt in asked]
 
     async def _generate(
         self, version: Version, prompts: tuple[Tokens, ...], num_answers: int, seed: int

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from p2prl import codec
 from p2prl.environments.messages import Ready
 from p2prl.environments.registry import HELD_OUT_FROM
-from p2prl.errors import EngineError, P2prlError
+from p2prl.errors import P2prlError
 from p2prl.node.announcements import announce
 from p2prl.node.conversations import Conversations
 from p2prl.node.engine_keeper import EngineKeeper
@@ -142,13 +142,7 @@ class RolloutLoop:
         self, version: Version, prompts: Sequence[Prompt], num_answers: int, seed: int
     ) -> messages.Generated | messages.Outdated:
         """First turns."""
-        recipe = self._state.recipe
-        longest = max(len(prompt.token_ids) for prompt in prompts) + recipe.longest_answer
-        if recipe.environment.max_turns > 1 and self._context is not None and longest > self._context:
-            raise EngineError(
-                f"a prompt with all its turns may have {longest} tokens, over the engine's context of {self._context}; run "
-                "a recipe with fewer or shorter turns, or with a lower environment.max_given_tokens"
-            )
+        self._conversations.check_room(prompts, self._state.recipe.longest_answer, self._context)
         return await self._request(version, tuple(prompt.token_ids for prompt in prompts), num_answers, seed)
 
     async def _request(
@@ -197,12 +191,12 @@ class RolloutLoop:
         origin, made_at = self._origin(ready), state.clock.unix()
         both = list(zip(begun, judgements, strict=True))
         for judgement in judgements:
-            if judgement.bad_turns >= 0:  # it was too slow, or does not keep to what it said: receivers would refuse it
+            if judgement.refused:  # too slow, or not as it says: receivers would come to the same
                 state.emit("log", level="warning", event="a group was left out", why=judgement.details[0])
         groups = [
             worker.make_group(origin, draw, prompt, answers, drawn.versions, judgement, made_at)
             for (draw, prompt, answers), judgement in both
-            if judgement.bad_turns < 0
+            if not judgement.refused
         ]
         state.measures.drawn(groups, elapsed_s, made_at)
         if groups:
@@ -224,6 +218,10 @@ class RolloutLoop:
         headers = []
         for group in groups:
             sealed = codec.seal(group, state.identity, state.swarm)
+            if len(sealed) > codec.limit_of(Group):  # nobody would take it, and it would count against us
+                why = f"it has {len(sealed)} bytes; run a recipe with smaller groups or shorter answers"
+                state.emit("log", level="warning", event="a group was left out", why=why)
+                continue
             group_id = codec.sealed_id(sealed)
             header = worker.header(group, group_id, len(sealed))
             state.store.save_group(group, group_id, sealed, own=True, now=state.clock.unix())
@@ -233,6 +231,8 @@ class RolloutLoop:
             headers.append(header)
             if state.stands_by():
                 self._receive.offer_own(sealed)
+        if not headers:
+            return
         state.emit("rollout", groups=len(headers), reward=sum(h.reward_mean for h in headers) / len(headers))
         await announce(state, headers)
 

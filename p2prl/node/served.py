@@ -3,10 +3,12 @@
 In: requests for contents, the manifests that name them. Out: paths, lists of pieces; what rotted on our disk, to `lost`.
 
 Invariants: an anchor is the state file, but only where that has the same bytes; a file that rotted is held no more and
-its owner is told once. A state that somebody may read stays where it lies until another takes its place.
+its owner is told once. A state that somebody may read stays where it lies until another takes its place. Whatever peers
+ask for or complain of, whole files are read one at a time, and one that was found whole is let be for LOOK_AGAIN_S.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -17,12 +19,15 @@ from p2prl.weights import chain
 from p2prl.weights.serve import PieceServer
 from p2prl.weights.store import content_digest, wrong_content, wrong_state
 
+LOOK_AGAIN_S = 60.0
+
 
 class Served:
     def __init__(self, state: NodeState) -> None:
         self._state, self._files = state, state.weights
         self._anchors: dict[Hash, Hash | None] = {}  # content hash -> the state here whose file it is, once compared
-        self._looking = Lock()  # whole files are read one at a time
+        self._looking = Lock()
+        self._looked_at: dict[Hash, float] = {}  # when a content was last complained of and not dropped
         self.lost: set[Hash] = set()  # contents that rotted here and are not here again
         self.on_lost: Callable[[], None] = lambda: None
         self.partials = PieceServer(
@@ -42,19 +47,27 @@ class Served:
         if self._files.has_content(content_hash):
             return self._files.content_path(content_hash)
         if content_hash not in self._anchors:
-            with self._looking:
-                self._compare(content_hash)
+            self._compare(content_hash)
         state = self._anchors.get(content_hash)
         return self._files.state_path(state) if state is not None and self._files.has_state(state) else None
 
     def _compare(self, content_hash: Hash) -> None:
-        for manifest in self._naming(content_hash):
-            kinds = {content.kind for content in manifest.contents if content.content_hash == content_hash}
-            if chain.ANCHOR in kinds and self._files.has_state(manifest.version.hash):
-                path = self._files.state_path(manifest.version.hash)
-                same = content_digest(path) == content_hash
-                self._anchors[content_hash] = manifest.version.hash if same else None
+        """Not while another file is read: who asks meanwhile is told that it isn't here, and keeps no thread waiting."""
+        state = next(filter(self._files.has_state, self._anchored(content_hash)), None)
+        if state is not None and self._looking.acquire(blocking=False):
+            try:
+                same = content_digest(self._files.state_path(state)) == content_hash
+                self._anchors[content_hash] = state if same else None
+            except FileNotFoundError:  # collected just now
                 return
+            finally:
+                self._looking.release()
+
+    def _anchored(self, content_hash: Hash) -> list[Hash]:
+        """The states whose anchor this is, by the manifests."""
+        named = self._naming(content_hash)
+        ways = ((manifest.version.hash, content) for manifest in named for content in manifest.contents)
+        return [state for state, way in ways if way.content_hash == content_hash and way.kind == chain.ANCHOR]
 
     def _pieces(self, content_hash: Hash) -> frozenset[tuple[Hash, ...]]:
         contents = (content for manifest in self._naming(content_hash) for content in manifest.contents)
@@ -68,8 +81,13 @@ class Served:
 
     async def _rotted(self, content_hash: Hash) -> None:
         """A piece of it was not what a manifest says: see whether the file rotted, or the manifest lies."""
+        now = self._state.now()
+        if now - self._looked_at.get(content_hash, -math.inf) < LOOK_AGAIN_S:
+            return
+        self._looked_at[content_hash] = now
         what = await asyncio.to_thread(self._drop_rotted, content_hash)
         if what:
+            self._looked_at.pop(content_hash, None)
             self._state.emit("log", level="warning", event=f"{what} rotted on this disk; it is got again")
             self.lost.add(content_hash)
             self.on_lost()
@@ -103,6 +121,7 @@ class Served:
     def forget_all_but(self, named: set[Hash]) -> None:
         """Contents that no manifest names any more."""
         self.lost &= named
+        self._looked_at = {content: at for content, at in self._looked_at.items() if content in named}
         self._keep_anchors(lambda content, _: content in named)
 
     def _keep_anchors(self, keep: Callable[[Hash, Hash | None], bool]) -> None:

@@ -166,9 +166,20 @@ class Versions:
         self._bad[way.id] = None
         if len(self._bad) > MAX_BAD:
             self._bad.popitem(last=False)
-        self._files.drop_content(way.content.content_hash)
+        if not self._leads_elsewhere(way.content.content_hash):
+            self._files.drop_content(way.content.content_hash)
         text = f"the {way.content.kind} of version {way.version} is wrong ({why[:120]})"
         raise BadRecord(text, peer=way.learner)
+
+    def _leads_elsewhere(self, content_hash: Hash) -> bool:
+        """Another way is made of it: whoever gives an honest content a false name makes nobody drop it."""
+        ways = chain.ways_of(tuple(self._state.manifests.values())).values()
+        others = (way for each in ways for way in each if way.content.content_hash == content_hash)
+        is_state = chain.ANCHOR, True  # an anchor that is here already, as the state
+        return any(
+            way.id not in self._bad and (way.content.kind, self._files.has_state(way.version.hash)) != is_state
+            for way in others
+        )
 
     # -- our own, and what goes -------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ class WeightsLoop:
         while not following.done():
             await asyncio.wait({following}, timeout=LOOK_S)
             before, moved, now = moved, self._num_moved(), state.now()
-            if moved != before or self.versions.is_applying:
+            if moved != before or self.versions.is_applying or any(t.reads_disk for t in state.transfers.values()):
                 moved_at = now
             leader = state.election.leader
             leader_waits = leader != target.holder and self._targets.is_ready(leader, now)

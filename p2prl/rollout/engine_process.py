@@ -75,7 +75,7 @@ def main(fd: int) -> int:
 
                 return vllm_process.run(pipe.detach(), setup, *found)
             engine = make_engine(setup, plan)
-        except (P2prlError, ImportError, OSError, RuntimeError) as error:
+        except (P2prlError, ImportError, OSError, RuntimeError, ValueError) as error:
             pipe.send(Failed(f"the engine can't start: {error}", fatal=True))
             return 1
         except MemoryError:

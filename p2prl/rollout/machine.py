@@ -35,10 +35,18 @@ def free_memory(cgroup: Path = CGROUP) -> int:
     free_bytes = psutil.virtual_memory().available
     try:
         limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
+        used = int((cgroup / "memory.current").read_text()) - _cached_files(cgroup / "memory.stat")
     except (OSError, ValueError):  # no such group, or "max"
         return free_bytes
     return max(0, min(free_bytes, limit - used))
+
+
+def _cached_files(stat: Path) -> int:
+    """Counted as used, and given back as soon as somebody needs it."""
+    if not stat.exists():
+        return 0
+    values = dict(line.split() for line in stat.read_text().splitlines())
+    return int(values.get("inactive_file", 0))
 
 
 def describe(files: ModelFiles) -> Model:
@@ -57,4 +65,5 @@ def describe(files: ModelFiles) -> Model:
         getattr(config, "head_dim", None) or config.hidden_size // heads,
         getattr(config, "max_position_embeddings", 2048),
         True,
+        config.vocab_size * config.hidden_size if getattr(config, "tie_word_embeddings", False) else 0,
     )

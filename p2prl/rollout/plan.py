@@ -13,13 +13,14 @@ from p2prl.errors import ConfigError
 GIB = 2**30
 MOST_BATCH_TOKENS = {"cpu": 2**16, "cuda": 2**20}  # cache positions in work: more would only wait for each other
 SHARE = {"cpu": 0.5, "cuda": 0.85}  # of the free memory; a learner and the rest of the machine have to live too
-# Beside weights and cache: libraries, activations, logits. vLLM on a CPU starts three processes (measured: 2.9 GiB).
+# Beside weights and cache: libraries, activations, logits. vLLM on a CPU is two processes (measured: about 2 GiB).
 OVERHEAD_BYTES = {
     ("transformers", "cpu"): GIB // 2,
     ("transformers", "cuda"): GIB,
-    ("vllm", "cpu"): 3 * GIB,
+    ("vllm", "cpu"): 2 * GIB,
     ("vllm", "cuda"): 2 * GIB,
 }
+VLLM_BLOCK = {"cpu": 128, "cuda": 16}  # cache positions that one answer gets together; one block is vLLM's own
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 KILL_SHARE = 0.2  # of what was free: an engine with less is no reason for the system to kill it
 LEAST_PROMPT = 32  # tokens that must fit before an answer of full length
@@ -45,7 +46,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """`is_folder`: a Hugging Face folder, which vLLM can load; the built-in policy is none."""
+    """`is_folder`: a Hugging Face folder, which vLLM can load; the built-in policy is none.
+
+    `num_shared`: of the parameters, those of embeddings that are the output head too; vLLM has them twice.
+    """
 
     num_parameters: int
     num_layers: int
@@ -53,6 +57,7 @@ class Model(msgspec.Struct, frozen=True):
     head_dim: int
     max_positions: int
     is_folder: bool
+    num_shared: int = 0
 
     def position_bytes(self, dtype: str) -> int:
         """Of keys and values of one token."""
@@ -108,7 +113,7 @@ def _engine(wish: Wish, machine: Machine, model: Model) -> tuple[str, str]:
     if not model.is_folder:
         return "transformers", "the built-in policy runs in no other"
     if machine.device == "cpu":
-        return "transformers", "in float32 it agrees with the learner, which vLLM on a CPU does not"
+        return "transformers", "on a CPU it agrees with the learner as vLLM does, in less memory"
     return ("vllm", "") if machine.has_vllm else ("transformers", "vLLM is not installed")
 
 
@@ -116,17 +121,26 @@ def _fit(engine: str, why: str, wish: Wish, machine: Machine, model: Model) -> P
     dtype = wish.dtype
     if dtype == "auto":
         dtype = "float32" if (machine.device, engine) == ("cpu", "transformers") else "bfloat16"
-    weights_bytes = model.num_parameters * DTYPE_BYTES[dtype]
+    num_parameters = model.num_parameters + (model.num_shared if engine == "vllm" else 0)
+    weights_bytes = num_parameters * DTYPE_BYTES[dtype]
     usable = int(SHARE[machine.device] * machine.free_bytes) - weights_bytes - OVERHEAD_BYTES[engine, machine.device]
     most = wish.most_batch_tokens or MOST_BATCH_TOKENS[machine.device]
     batch_tokens = min(most, MOST_BATCH_TOKENS[machine.device], usable // max(1, model.position_bytes(dtype)))
-    context = min(model.max_positions, batch_tokens // wish.group_size)
+    context = min(model.max_positions, _longest(engine, machine.device, batch_tokens, wish.group_size))
     if context < min(model.max_positions, wish.max_new_tokens + LEAST_PROMPT):
         return None
     cache_bytes = batch_tokens * model.position_bytes(dtype)
     return Plan(
         engine, machine.device, dtype, weights_bytes, cache_bytes, batch_tokens, context, machine.free_bytes, why
     )
+
+
+def _longest(engine: str, device: str, batch_tokens: int, group_size: int) -> int:
+    """Prompt and answer together, of a whole group at once."""
+    if engine != "vllm":
+        return batch_tokens // group_size
+    block = VLLM_BLOCK[device]
+    return max(0, batch_tokens // block - 1) // group_size * block
 
 
 def lower(batch_tokens: int, wish: Wish) -> int | None:
@@ -139,4 +153,7 @@ def after_kill(plan: Plan, wish: Wish) -> int | None:
     """The same once the engine was killed; None where it had so little memory that this was not why."""
     if plan.device != "cpu" or plan.weights_bytes + plan.cache_bytes < KILL_SHARE * plan.free_bytes:
         return None
-    return lower(plan.batch_tokens, wish)
+    less = lower(plan.batch_tokens, wish)
+    needed = min(plan.context, wish.max_new_tokens + LEAST_PROMPT)
+    fits = less is not None and _longest(plan.engine, plan.device, less, wish.group_size) >= needed
+    return less if fits else None

@@ -77,15 +77,18 @@ class VllmEngine:
         self._num_requests = 0
         self.version: Version | None = None
         self.num_tokens = 0  # drawn so far: rises while it is alive and at work
+        self.paused_at: float | None = None  # monotonic; while weights are read no token comes
 
     @classmethod
-    def start(cls, plan: Plan, stop_ids: Sequence[int], stops: StopStrings, prepare: Folders) -> "VllmEngine":
+    def start(
+        cls, plan: Plan, group_size: int, stop_ids: Sequence[int], stops: StopStrings, prepare: Folders
+    ) -> "VllmEngine":
         """Blocks while vLLM starts its processes; `set_environment` comes before. Inside a running event loop."""
         import vllm  # pyright: ignore[reportMissingImports]
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
         from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
-        most = MAX_ANSWERS[plan.device]
+        most = max(MAX_ANSWERS[plan.device], group_size)  # a group is handed over together
         args = AsyncEngineArgs(
             model=str(prepare.first()),
             hf_overrides=OVERRIDES,
@@ -140,12 +143,13 @@ class VllmEngine:
                 self._ended.clear()  # a group can't name more: first they end
                 await self._ended.wait()
             async with self._turns.change():
-                began = time.monotonic()
+                self.paused_at = began = time.monotonic()
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
                 await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
                 await self._drained()
                 self.version = version
                 await self._llm.resume_generation()
+                self.paused_at = None
                 return time.monotonic() - began
 
     async def _drained(self) -> None:

@@ -9,8 +9,8 @@ import asyncio
 import os
 import socket
 import sys
-import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,9 +33,10 @@ from p2prl.rollout.messages import (
 )
 from p2prl.rollout.plan import Plan
 from p2prl.rollout.vllm_engine import EngineDead, VllmEngine, set_environment
-from p2prl.rollout.vllm_weights import Folders
+from p2prl.rollout.vllm_weights import Folders, scratch_folder
 
 BEAT_S = 5.0
+RELOAD_S = 100.0  # a large model from a slow disk; longer is a hang, and the daemon waits less for one that is silent
 
 
 def run(
@@ -48,8 +49,8 @@ def run(
 ) -> NoReturn:
     """Serve until the daemon closes the pipe, then end this process. What keeps it from starting is raised."""
     set_environment(setup.threads, Path(setup.models_cache))
-    with tempfile.TemporaryDirectory(prefix="p2prl-vllm-") as scratch:
-        prepare = Folders(files, Path(scratch), setup.lora)
+    with scratch_folder(Path(setup.models_cache)) as scratch:
+        prepare = Folders(files, scratch, setup.lora)
         code = asyncio.run(_run(sock, setup, plan, prepare, server or Server, requests))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,7 +66,7 @@ async def _run(
     requests: Any,
 ) -> int:
     stops = load_stop_strings(setup.stop, setup.source, Path(setup.models_cache), setup.stop_ids)
-    engine = VllmEngine.start(plan, setup.stop_ids, stops, prepare)
+    engine = VllmEngine.start(plan, setup.group_size, setup.stop_ids, stops, prepare)
     try:
         num_answers = engine.most_answers(setup.max_new_tokens)
         return await server(engine, await AsyncPipe.open(sock, requests), num_answers).serve()
@@ -97,9 +98,17 @@ class Server:
             while not isinstance(request := await self._pipe.receive(), Stop):
                 task = asyncio.create_task(self._answer(request))
                 self._working[task] = request.id if isinstance(request, Generate | Load) else -1
-                task.add_done_callback(lambda done: self._working.pop(done, None))
+                task.add_done_callback(self._answered)
         except PipeClosed:
             return
+
+    def _answered(self, task: asyncio.Task) -> None:
+        """What nobody expected of vLLM (a reload that fails halfway leaves it paused) ends it: a new start helps."""
+        self._working.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, PipeClosed):
+            traceback.print_exception(error)
+            self._dead.set()
 
     async def _answer(self, request: Request) -> None:
         number = request.id if isinstance(request, Generate | Load) else -1
@@ -133,10 +142,12 @@ class Server:
                 return Failed(f"a {type(request).__name__} is out of place here")
 
     async def _beat(self) -> None:
-        """A sign of life for as long as tokens come: a hung vLLM gives none."""
+        """A sign of life for as long as tokens come or new weights are read: a hung vLLM gives none."""
         before = 0
         while True:
             await asyncio.sleep(BEAT_S)
-            if self.engine.num_tokens != before and self._working:
+            paused_at = self.engine.paused_at
+            is_reading = paused_at is not None and time.monotonic() - paused_at < RELOAD_S
+            if self._working and (self.engine.num_tokens != before or is_reading):
                 before = self.engine.num_tokens
                 await self._pipe.send(Beat(next(iter(self._working.values()))))

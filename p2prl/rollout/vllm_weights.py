@@ -13,6 +13,11 @@ an update of .1 % of each weight: the log-probs differ from the learner's by 4e-
 (ESS ratio .9995 and 1.0000 over 16 tokens), and by name a CPU gives an eighth of the tokens a second.
 """
 
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,36 @@ from p2prl.models.state import Payload, TensorPlace, open_state, write_payloads
 
 SHARED_NAME = "shared.safetensors"
 OVERRIDES = {"tie_word_embeddings": False}  # of the model's config
+LOCK = ".lock"
+
+
+@contextmanager
+def scratch_folder(cache: Path) -> Iterator[Path]:
+    """For `Folders`: gone at the end, or swept by the next one where its process was killed, as it may hold a whole model."""
+    parent = cache / ".vllm" / "weights"
+    parent.mkdir(parents=True, exist_ok=True)
+    with (parent / LOCK).open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)  # nobody takes a new one for a left one
+        for left in parent.glob(f"*/{LOCK}"):
+            with left.open() as lock:
+                if _is_free(lock.fileno()):
+                    shutil.rmtree(left.parent, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=parent))
+        held = (folder / LOCK).open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+    with held:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_free(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Folders:

@@ -77,9 +77,9 @@ def call_seed(boot_id: bytes, counter: int) -> int:
     return (int.from_bytes(boot_id, "little") ^ (counter * 0x9E3779B97F4A7C15)) % 2**63
 
 
-def turn_seed(seed: int, turn: int) -> int:
-    """Of the call that draws turn `turn` (0: the first) of what a call with `seed` began."""
-    return (seed + turn * 0xD1B54A32D192ED03) % 2**63
+def turn_seed(seed: int, number: int) -> int:
+    """Of call `number` (0: the first) of those that draw the turns of what a call with `seed` began."""
+    return (seed + number * 0xD1B54A32D192ED03) % 2**63
 
 
 def judge_item(prompt: Prompt, completions: Sequence[Completion]) -> JudgeItem:

@@ -235,7 +235,8 @@ def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Seque
     are the head's state, the newest KEEP_ANCHORS anchors that are here and the deltas since the older of them (an anchor
     from which they are more bytes than a state is of no use), deltas of the last `max_age` versions; and what peers take
     from us now with all deltas since, as whoever is slow needs them next. Down to the budget the oldest go, and of what
-    peers take or is on its way nothing before the rest.
+    peers take or is on its way nothing before the rest, but for the newest anchor where they take none: whoever asks for
+    old deltas for ever drives out no anchor.
     """
     line, kept = list(line), _Kept(held, needs)
     for manifest in beside:
@@ -244,6 +245,7 @@ def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Seque
             kept.add("part", content.content_hash, (PART, manifest.version.step))
     pulled = [number for number, manifest in enumerate(line) if needs.pulled & _names(manifest)]
     since_pulled = max(pulled, default=-1)
+    is_anchor_taken = any(has_anchor(line[number]) and line[number].version.hash in held.states for number in pulled)
     state_bytes = max(held.states.values(), default=0)
     num_anchors = num_pulled = since_bytes = 0
     for number, manifest in enumerate(line):
@@ -256,7 +258,8 @@ def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Seque
         is_kept = is_anchor and num_anchors < KEEP_ANCHORS
         _keep(kept, manifest, rank, state=False)
         if is_kept or is_pulled:
-            kept.add("state", manifest.version.hash, rank if is_pulled else (PLAIN, manifest.version.step))
+            outlives = is_pulled or (num_anchors == 0 and not is_anchor_taken)
+            kept.add("state", manifest.version.hash, rank if outlives else (PLAIN, manifest.version.step))
         if number == 0:
             _keep(kept, manifest, None, state=True)
         num_anchors, num_pulled = num_anchors + is_kept, num_pulled + is_pulled

@@ -47,12 +47,16 @@ RATE_S = 2.0  # of the rate that is told
 
 
 class Progress(msgspec.Struct):
-    """How far a transfer is, for the node's owner. `num_bytes` are verified; `bytes_per_s` come in, `num_peers` send."""
+    """How far a transfer is, for the node's owner. `num_bytes` are verified; `bytes_per_s` come in, `num_peers` send.
+
+    `reads_disk`: before the first byte comes, what came earlier is hashed again; after the last, the whole is.
+    """
 
     num_bytes: int
     of_bytes: int
     num_peers: int = 0
     bytes_per_s: float = 0.0
+    reads_disk: bool = False
 
 
 class Options(msgspec.Struct, frozen=True):

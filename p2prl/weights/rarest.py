@@ -124,8 +124,9 @@ class Board:
         """All of the current piece came; it is being verified."""
         found = self._streams[stream]
         index = found.ends(now)
-        self._missing.discard(index)
-        self._checking.add(index)
+        if index in self._missing:  # else another stream's is being verified, or was the right one
+            self._missing.discard(index)
+            self._checking.add(index)
         holder, speed = self.holders[found.peer], found.mean_speed(now)
         holder.speed = speed if holder.speed == 0.0 else 0.5 * (holder.speed + speed)
 
@@ -143,8 +144,9 @@ class Board:
 
     def corrupt(self, peer: str, index: int) -> None:
         """The piece it gave is not the right one: nothing more from this peer."""
-        self._checking.discard(index)
-        self._missing.add(index)
+        if index in self._checking:
+            self._checking.discard(index)
+            self._missing.add(index)
         self.holders[peer].is_corrupt = True
         self._stops += [Stop(stream) for stream, found in self._streams.items() if found.peer == peer]
 

@@ -39,13 +39,14 @@ async def fetch(
         return target
     if content.content_hash in node.running:
         raise ValueError("this content is being fetched already")
-    node.running[content.content_hash] = progress = Progress(0, content.content_bytes)
+    node.running[content.content_hash] = progress = Progress(0, content.content_bytes, reads_disk=True)
     try:
         partial = await _opened(folder, content, node.disk)
         node.partials[content.content_hash] = partial
-        progress.num_bytes = partial.num_bytes
+        progress.num_bytes, progress.reads_disk = partial.num_bytes, False
         try:
             await Pull(transport, partial, holders, options, node, progress).run()
+            progress.reads_disk = True
             path = await asyncio.to_thread(partial.finish)
             node.remembered.forget(content.content_hash)
             return path

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.environments.conversation import TurnRules
-from p2prl.environments.judge import MAX_SLOW_ANSWERS, Judge, RanTooLong, RewardFailed
+from p2prl.environments.judge import CHARACTERS_A_TOKEN, MAX_SLOW_ANSWERS, Judge, RanTooLong, RewardFailed
 from p2prl.environments.messages import JudgeItem, TurnItem, TurnsReply, TurnsRequest
 from p2prl.environments.mixture import Mixture
 from p2prl.environments.registry import Conversing
@@ -160,6 +160,17 @@ def test_it_is_over_after_the_last_turn_or_when_too_much_was_said() -> None:
     little = played(judge(max_given_tokens=7), 4, "a.", "b.", "c.")
     assert little[1] == (2, 4, 2) and judge(max_given_tokens=7).check(item(4, little)).bad_turns == -1
     assert judge(max_given_tokens=8).check(item(4, little)).bad_turns == 0
+
+
+def test_far_too_many_words_are_never_encoded_and_a_turn_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = judge(max_turns=3, max_given_tokens=4)
+    monkeypatch.setattr(Counts, "respond", lambda *_: "x" * (CHARACTERS_A_TOKEN * 4 + 1))
+    monkeypatch.setattr(CodePoints, "encode_turn", None)
+    assert played(made, 4, "a.", "b.")[1] == (2,)
+    monkeypatch.undo()
+    whole, read = played(judge(), 4, "a.", "b.", "stop."), []
+    monkeypatch.setattr(CodePoints, "decode", lambda self, ids: read.append(ids) or "".join(map(chr, ids))[:-1])
+    assert judge().check(item(4, whole)).rewards == (0.3,) and len(read) == 3
 
 
 def test_an_answer_cut_at_its_length_is_over() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from p2prl.environments import workbench
 from p2prl.environments.conversation import TurnRules
+from p2prl.environments.guarded import Guarded
 from p2prl.environments.spec import Member, Spec
 from p2prl.errors import ConfigError
 
@@ -32,6 +33,27 @@ def test_an_environment_that_forgets_is_a_problem(install) -> None:
     found = workbench.check(workbench.CheckQuestion(Spec((Member("odd-tasks:odd", "odd-tasks==1.5"),))))
     assert any("not deterministic" in problem for problem in found.problems)
     assert found.reference == -1.0
+
+
+@pytest.mark.parametrize(
+    ("respond", "reward", "problem"),
+    [
+        ("str(next(self.n))", "0.5", "what it says to an answer was another"),
+        ("None if next(self.n) > 2 else 'on'", "0.5", "a conversation was over sooner"),
+        ("'on' if len(answers) < 2 else None", "next(self.n) % 2", "a reward was another"),
+    ],
+)
+def test_words_and_rewards_that_change_are_a_problem(install, respond: str, reward: str, problem: str) -> None:
+    code = "import itertools\nclass Odd:\n    n = itertools.count()\n"
+    code += (
+        f"    def prompt(self, index): return f'{{index}}'\n    def respond(self, index, answers): return {respond}\n"
+    )
+    code += f"    def reward(self, index, answers): return {reward}\n"
+    name = f"odd-{problem.split()[-1]}-{len(problem)}"
+    install(name, {"odd": f"{name.replace('-', '_')}:Odd"}, name.replace("-", "_"), code)
+    spec = Spec((Member(f"{name}:odd", f"{name}==1.5"),), rules=TurnRules(3, 100))
+    found = workbench._forgets(Guarded(spec, strict=True), [0], 3)
+    assert len(found) == 1 and found[0].startswith(problem)
 
 
 def test_a_reward_that_fails_is_a_problem_and_no_crash(install) -> None:

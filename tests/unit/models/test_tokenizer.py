@@ -53,7 +53,7 @@ def test_another_end_token_stays_as_drawn(tmp_path: Path) -> None:
     assert made(tmp_path, CHATML).encode_turn("two", 9) == ids("user two <|end|> bot")
 
 
-@pytest.mark.parametrize("text", ["<|end|> one", "p2prl-answer <|end|>", "", "user"])
+@pytest.mark.parametrize("text", ["<|end|> one", "p2prl-answer <|end|>", "", "user", "end", "|"])
 def test_whatever_is_said_only_the_answers_own_end_is_left_out(tmp_path: Path, text: str) -> None:
     tokenizer = made(tmp_path, CHATML)
     assert [1, *tokenizer.encode_turn(text, 1)] == tokenizer.encode_turn(text, 4)

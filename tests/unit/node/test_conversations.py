@@ -248,7 +248,10 @@ async def test_judging_finds_the_answer_whose_turns_end_the_environment(environm
     runs = ((3,), (3, 6, 3), (3, 6, 3))
     item = JudgeItem(3, ids("13+13="), (deadly, right, other), ("stop",) * 3, runs)
     (judged,) = await environment.judge_items((item,))
-    assert judged.rewards == (0.0, 1.0, 0.0) and judged.bad_turns == 2
+    assert judged.rewards == (0.0,) * 3 and judged.bad_turns == 2
+    assert judged.details[0].startswith("answer 2: what it was given after turn 1")
+    (judged,) = await environment.judge_items((JudgeItem(3, ids("13+13="), (deadly, right), ("stop",) * 2, runs[:2]),))
+    assert judged.rewards == (0.0, 1.0) and not judged.refused
     assert "ended the environment process" in judged.details[0] and judged.details[1] == "2 answers"
 
 
@@ -366,6 +369,7 @@ async def test_later_turns_are_drawn_under_whatever_is_loaded_by_then() -> None:
     two = [completion(4, END_ID), completion(3, 4, END_ID)]
     ((_, _, answers),), drawn = await talks.go_on(begun(*two), first(*two), seed=0)
     assert [call[0] for call in engine.calls] == [version(1), later, later, latest]
+    assert len({call[3] for call in engine.calls}) == 4, "what is asked again has another seed"
     assert drawn.versions == (version(1), later, latest)
     assert [part.version for part in answers[0].segments] == [0, 0, 2]
     assert [part.version for part in answers[1].segments] == [0, 0, 1]

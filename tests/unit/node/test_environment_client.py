@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from p2prl import recipe
-from p2prl.environments.messages import JudgeItem
+from p2prl.environments.messages import JudgeItem, Judgement, JudgeRequest, PromptsRequest
 from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.node.children import ChildDied
 from p2prl.node.environment_client import EnvironmentClient
@@ -118,3 +118,36 @@ async def test_requests_that_find_it_dead_at_once_start_one_child(client: Enviro
     )
     assert (first[0].index, second[0].index, judged.rewards) == (4, 5, (1.0,))
     assert client._child.num_starts == before + 1
+
+
+async def test_a_prompt_is_made_between_two_groups_that_are_judged(client: EnvironmentClient) -> None:
+    """A leader judges dozens of groups at once: who draws must not wait for them all, nor end the child for it."""
+    asked: list[type] = []
+    request = client._child.request
+
+    async def noted(make, *, timeout_s: float):
+        asked.append(type(make(0)))
+        return await request(make, timeout_s=timeout_s)
+
+    client._child.request = noted  # pyright: ignore[reportAttributeAccessIssue]
+    item = JudgeItem(4, ids("4="), (ids("1"),))
+    judged, prompts = await asyncio.gather(client.judge_items((item,) * 4), client.prompts([4]))
+    assert [each.rewards for each in judged] == [(1.0,)] * 4 and prompts[0].index == 4
+    assert asked == [JudgeRequest, PromptsRequest, *[JudgeRequest] * 3]
+
+
+async def test_alone_too_an_answer_that_ends_otherwise_says_which_it_is(
+    client: EnvironmentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = client._ask
+
+    async def unsure(item: JudgeItem) -> Judgement:
+        found = await ask(item)
+        if item.answers == (ids("2"),):
+            return msgspec.structs.replace(found, bad_turns=0, details=("answer 0: other words",))
+        return found
+
+    monkeypatch.setattr(client, "_ask", unsure)
+    (judged,) = await client.judge_items((JudgeItem(4, ids("4="), (ids("9"), ids("1"), ids("2"))),))
+    assert judged.refused and judged.bad_turns == 2 and judged.rewards == (0.0,) * 3
+    assert set(judged.details) == {"answer 2: other words"}

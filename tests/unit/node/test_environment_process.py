@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.environments.addition import Addition
 from p2prl.environments.messages import (
     Failed,
     JudgeItem,
@@ -20,7 +21,9 @@ from p2prl.environments.messages import (
     TextsReply,
     TextsRequest,
 )
+from p2prl.errors import ConfigError
 from p2prl.models.char_tokenizer import CharTokenizer
+from p2prl.node import environment_process
 from p2prl.pipes import BlockingPipe
 
 ADDITION = '{"members": [{"name": "addition"}]}'
@@ -95,6 +98,21 @@ def test_what_keeps_it_from_starting_is_said(start, spec: str, hash_seed: str, m
     assert isinstance(failed, Failed)
     assert failed.id == -1 and message in failed.message
     assert child.process.wait(30) == 1
+
+
+def test_a_model_that_takes_no_second_turn_keeps_a_recipe_with_turns_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneTurn(CharTokenizer):
+        def encode_turn(self, text: str, last: int) -> list[int]:
+            raise ConfigError("its template takes one message")
+
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    monkeypatch.setattr(environment_process, "load_tokenizer", lambda *_: OneTurn())
+    monkeypatch.setattr(environment_process, "open_environment", lambda _: Addition("p2prl==1"))
+    assert environment_process._start("", tmp_path, ADDITION, "[]")[1].num_prompts is None
+    with pytest.raises(ConfigError, match="one message"):
+        environment_process._start("", tmp_path, ADDITION[:-1] + ', "rules": {"max_turns": 2}}', "[]")
 
 
 def test_it_knows_the_recipes_stop_strings(start) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2prl.config import NodeConfig
@@ -12,7 +13,7 @@ from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.node.children import ChildDied
 from p2prl.node.local_rollouts import LocalRollouts, check_engine
 from p2prl.paths import Home
-from p2prl.recipe import find
+from p2prl.recipe import Recipe, find
 from p2prl.records import Prompt, Tokens
 from p2prl.rollout import messages
 from p2prl.rollout.scripted_engine import ScriptedEngine
@@ -28,13 +29,14 @@ class Engine:
         self._engine, self._killed = ScriptedEngine(), killed
         self.alive, self.refused, self.sizes, self.num_starts = False, set[Tokens](), list[int](), 0
         self.on_notice = lambda notice: None
+        self.context: int | None = None
 
     async def start(self, setup: object, *, timeout_s: float = 0.0) -> messages.Ready:
         self.num_starts += 1
         if self.num_starts <= self._killed:
             raise ChildDied(KILLED)
         self.alive = True
-        return messages.Ready("scripted")
+        return messages.Ready("scripted", context=self.context)
 
     async def request(self, make, *, timeout_s: float):
         request = make(0)
@@ -71,13 +73,13 @@ class Environment(ScriptedEnvironment):
 
 
 class Local:
-    def __init__(self, folder: Path, killed: int = 0) -> None:
+    def __init__(self, folder: Path, killed: int = 0, recipe: Recipe = RECIPE) -> None:
         home = Home.locate(folder)
         home.create()
         self.engine, self.environment, self.said = Engine(killed), Environment(), list[str]()
         self.times = iter(range(1000))
         self.rollouts = LocalRollouts(
-            RECIPE, home, NodeConfig(), self.engine, self.environment, self.said.append, lambda: next(self.times)
+            recipe, home, NodeConfig(), self.engine, self.environment, self.said.append, lambda: next(self.times)
         )
 
     async def draw(self, count: int, seed: int = 0):
@@ -111,6 +113,13 @@ async def test_a_seed_gives_the_same_again_and_another_something_else(local: Loc
     assert {shown.index for shown in await local.draw(3, 7)}.isdisjoint(s.index for s in await local.draw(3, 8))
 
 
+async def test_groups_of_one_prompt_are_each_shown(local: Local) -> None:
+    assert local.environment.ready is not None
+    local.environment.ready = msgspec.structs.replace(local.environment.ready, num_prompts=1)
+    first, second = await local.draw(2)
+    assert first.index == second.index == 0 and first.answers != second.answers
+
+
 async def test_a_prompt_that_can_not_be_made_or_answered_is_shown_as_such(local: Local) -> None:
     indices = [shown.index for shown in await local.draw(3)]
     local.environment.missing = {indices[0]}
@@ -120,6 +129,15 @@ async def test_a_prompt_that_can_not_be_made_or_answered_is_shown_as_such(local:
     assert (missing.index, missing.error) == (indices[0], "the environment raised KeyError")
     assert len(fine.answers) == RECIPE.sampling.group_size
     assert (long.prompt, long.error, long.answers) == (refused.text, "a prompt that is too long", ())
+
+
+async def test_turns_that_a_node_would_not_begin_are_not_begun_here(tmp_path: Path) -> None:
+    section = RECIPE.environment.model_copy(update={"max_turns": 3})
+    local = Local(tmp_path, recipe=RECIPE.model_copy(update={"environment": section}))
+    local.engine.context = 500
+    await local.rollouts.start()
+    (shown,) = await local.draw(1)
+    assert "over the engine's context of 500" in shown.error and not local.engine.sizes
 
 
 async def test_a_dead_engine_ends_it(local: Local) -> None:

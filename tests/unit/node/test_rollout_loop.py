@@ -259,14 +259,30 @@ async def test_a_failed_batch_ends_the_loop_and_the_others(tmp_path: Path) -> No
     await _end(running, state)
 
 
-async def test_a_group_whose_turns_come_out_otherwise_when_judged_is_left_out(
+async def test_a_group_that_nobody_may_take_for_its_size_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit_of = codec.limit_of
+    monkeypatch.setattr(codec, "limit_of", lambda kind: 100 if kind is Group else limit_of(kind))
+    engine = HeldEngine(batch_s=0.005)
+    loop, state = await make_loop(tmp_path, engine, max_in_flight=GROUPS_PER_BATCH)
+    running = asyncio.create_task(loop.run())
+    await _first_batch(engine)
+    await engine.until(lambda: len(engine.queue) == 1)  # others, for those
+    assert state.num_waiting() == 0 and state.counts.groups == 0
+    assert "run a recipe with smaller groups" in caplog.text
+    await _end(running, state)
+
+
+@pytest.mark.parametrize("fault", ["bad_turns", "bad_finish"])
+async def test_a_group_that_comes_out_otherwise_when_judged_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     judge_items = ScriptedEnvironment.judge_items
 
     async def unsure(self, items):
         first, *others = await judge_items(self, items)
-        return (msgspec.structs.replace(first, bad_turns=0, details=("answer 0: other",)), *others)
+        return (msgspec.structs.replace(first, **{fault: 0}, details=("answer 0: other",)), *others)
 
     monkeypatch.setattr(ScriptedEnvironment, "judge_items", unsure)
     engine = HeldEngine(batch_s=0.005)

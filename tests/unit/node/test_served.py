@@ -1,12 +1,16 @@
 """What rots on a holder's disk: its peers don't blame it, its owner is told, and it is got again."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from p2prl.node.served import LOOK_AGAIN_S
 from p2prl.node.state import NodeState
 from p2prl.swarm.election import ElectionState
+from p2prl.weights.store import content_digest
 from tests.unit.node.version_nodes import Node, Swarm, holds, obtain
 
 Told = list[tuple[str, str, dict[str, object]]]
@@ -124,3 +128,44 @@ async def test_a_false_manifest_makes_nobody_drop_an_honest_file(swarm: Swarm) -
     del holder.state.manifests[swarm.manifests[0][0]]  # now it knows the false one alone
     await holder.versions.served._rotted(false.content_hash)
     assert holder.state.weights.has_content(false.content_hash) and holder.versions.served.lost == set()
+
+
+async def test_complaints_of_peers_cost_one_reading_of_the_file_a_while(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest names the right file and false pieces of it: each piece that anybody takes of it seems to have rotted."""
+    swarm.grow(1)
+    holder, _ = await pair(swarm, 1)
+    served, name, read = holder.versions.served, swarm.content(1).content_hash, []
+    monkeypatch.setattr("p2prl.node.served.wrong_content", lambda path, name: read.append(path) or "")
+    for _ in range(5):
+        await served._rotted(name)
+    assert len(read) == 1
+    now = holder.state.now()
+    monkeypatch.setattr(type(holder.state), "now", lambda self: now + LOOK_AGAIN_S)
+    await served._rotted(name)
+    assert len(read) == 2, "it may have rotted since"
+
+
+async def test_while_a_large_file_is_read_nobody_waits_for_another(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm.grow(2, anchors=[1, 2])
+    holder, _ = await pair(swarm, 2)
+    served, begun, go_on = holder.versions.served, threading.Event(), threading.Event()
+    first, second = (swarm.content(step, "anchor").content_hash for step in (1, 2))
+    await obtain(swarm, holder, 1)
+    served.forget_all_but(set())
+
+    def slowly(path: Path) -> bytes:
+        begun.set()
+        assert go_on.wait(10)
+        return content_digest(path)
+
+    monkeypatch.setattr("p2prl.node.served.content_digest", slowly)
+    reading = asyncio.create_task(asyncio.to_thread(served.find, first))
+    await asyncio.to_thread(begun.wait, 10)
+    assert served.find(second) is None and served.find(bytes(32)) is None, "at once"
+    go_on.set()
+    assert await reading == holder.state.state_path(swarm.version(1))
+    assert served.find(second) == holder.state.state_path(swarm.version(2))

@@ -167,6 +167,7 @@ async def test_a_good_delta_under_a_false_name_stays_good_under_its_own(swarm: S
     with pytest.raises(BadRecord) as failure:
         await asyncio.wait_for(node.versions.obtain(liar, lambda: (swarm.learner.state.me,)), 60)
     assert failure.value.peer == false.learner
+    assert node.state.weights.has_content(swarm.content(1).content_hash), "its own way still needs it"
     await obtain(swarm, node, 1)
     assert holds(swarm, node, 1)
 

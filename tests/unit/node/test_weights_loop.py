@@ -1,12 +1,16 @@
 """Which head is followed, and what keeps nobody waiting."""
 
 import asyncio
+import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from p2prl.node import weights_loop
+from p2prl.records import Content
 from p2prl.swarm.election import ElectionState
+from p2prl.weights.partial import Disk, Partial
 from tests import factories
 from tests.unit.node.version_nodes import Node, Swarm, holds
 
@@ -47,6 +51,30 @@ async def test_a_head_that_stands_still_gives_way_to_other_news(swarm: Swarm, mo
     node.loop.heard_of(swarm.manifests[1][0], swarm.learner.state.me)
     await follow(node, swarm.manifests[1][0])
     assert holds(swarm, node, 2)
+
+
+async def test_reading_what_came_before_is_no_standstill(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a large version takes long to hash again: cut short each time, it would never come."""
+    monkeypatch.setattr(weights_loop, "STANDS_S", 0.2)
+    monkeypatch.setattr(weights_loop, "LOOK_S", 0.05)
+    swarm.grow(2)
+    node = await swarm.newcomer(1)
+    real, opened = Partial.open, []
+
+    def slowly(folder: Path, content: Content, disk: Disk | None = None) -> Partial:
+        opened.append(content.content_hash)
+        threading.Event().wait(1.0)  # of a slow disk
+        return real(folder, content, disk)
+
+    monkeypatch.setattr(Partial, "open", slowly)
+    learner = swarm.learner.state.me
+    node.state.election = msgspec.structs.replace(
+        ElectionState(node.state.me, node.state.swarm), leader=learner, term=1
+    )
+    node.loop.heard_of(swarm.manifests[1][0], learner)
+    node.loop.heard_of(swarm.manifests[0][0], factories.identity(9).peer_id)
+    await follow(node, swarm.manifests[1][0])
+    assert sorted(opened) == sorted(swarm.content(step).content_hash for step in (1, 2)), "each once"
 
 
 async def test_a_newcomer_takes_manifests_and_weights_and_tidies_up(swarm: Swarm) -> None:

@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.rollout.plan import GIB, Machine, Model, Wish, after_kill, decide, lower
+from p2prl.rollout.plan import GIB, VLLM_BLOCK, Machine, Model, Wish, after_kill, decide, lower
 
-SMOLLM = Model(134_515_008, 30, 3, 64, 8192, True)
+SHARED = 49_152 * 576
+SMOLLM = Model(134_515_008, 30, 3, 64, 8192, True, SHARED)
 BUILTIN = Model(430_000, 2, 4, 32, 64, False)
 BIG = Model(7_000_000_000, 32, 8, 128, 32768, True)
 LAPTOP = Machine("cpu", 12 * GIB, True)
@@ -38,6 +39,18 @@ def test_what_was_asked_for_is_taken_or_refused() -> None:
         decide(Wish("vllm"), LAPTOP, BUILTIN)
 
 
+def test_vllm_on_a_cpu_needs_two_gib_beside_weights_and_the_cache_of_a_group_in_whole_blocks() -> None:
+    """8 answers of 256 tokens and prompts of 32: 3 blocks of 128 each, and one that is vLLM's own."""
+    wish, weights_bytes = Wish("vllm", "float32"), 4 * (SMOLLM.num_parameters + SHARED)
+    cache_bytes = (8 * 3 + 1) * 128 * SMOLLM.position_bytes("float32")
+    least = 2 * (2 * GIB + weights_bytes + cache_bytes)  # half of what is free is left to others
+    plan = decide(wish, Machine("cpu", least, True), SMOLLM)
+    assert (plan.cache_bytes, plan.context) == (cache_bytes, 3 * 128)
+    with pytest.raises(ConfigError, match="too few"):
+        decide(wish, Machine("cpu", least - SMOLLM.position_bytes("float32"), True), SMOLLM)
+    assert after_kill(plan, wish) is None, "with less no group would fit"
+
+
 def test_auto_falls_back_where_vllm_needs_too_much_and_then_says_that_nothing_fits() -> None:
     tight = Machine("cuda", int(2.4 * GIB), True)
     plan = decide(Wish(), tight, SMOLLM)
@@ -56,7 +69,8 @@ def test_a_plan_fits_what_is_free_and_a_group(free_bytes: int, device, model: Mo
         return
     assert plan.weights_bytes + plan.cache_bytes < free_bytes
     assert plan.cache_bytes == plan.batch_tokens * model.position_bytes(plan.dtype)
-    assert group_size * plan.context <= plan.batch_tokens
+    block, own = (VLLM_BLOCK[plan.device], 1) if plan.engine == "vllm" else (1, 0)
+    assert (group_size * -(-plan.context // block) + own) * block <= plan.batch_tokens, "as engines hand it out"
     assert plan.context >= min(model.max_positions, max_new + 32)
     assert not wish.most_batch_tokens or plan.batch_tokens <= wish.most_batch_tokens
 

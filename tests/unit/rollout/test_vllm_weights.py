@@ -12,7 +12,7 @@ from p2prl.models.load import ModelFiles
 from p2prl.models.lora import find_targets, merge
 from p2prl.models.lora_rule import Lora
 from p2prl.models.tensors import write_state, write_tensors
-from p2prl.rollout.vllm_weights import Folders
+from p2prl.rollout.vllm_weights import LOCK, Folders, scratch_folder
 from tests import factories
 
 LORA = Lora(2, 4.0, ("q_proj",))
@@ -75,3 +75,14 @@ def test_what_does_not_fit_is_refused(files: ModelFiles, tmp_path: Path) -> None
     for path, why in (("cut", "not a weights file"), ("other", "another model"), ("missing", "can't read")):
         with pytest.raises(EngineError, match=why):
             folders(tmp_path / path, factories.version(1))
+
+
+def test_the_weights_of_a_killed_engine_are_swept_and_those_of_a_living_one_stay(tmp_path: Path) -> None:
+    left = tmp_path / ".vllm" / "weights" / "killed"
+    left.mkdir(parents=True)
+    (left / LOCK).touch()
+    (left / "model.safetensors").write_bytes(bytes(100))
+    with scratch_folder(tmp_path) as one, scratch_folder(tmp_path) as other:
+        assert one != other and one.is_dir() and other.is_dir() and not left.exists()
+        (one / "model.safetensors").write_bytes(bytes(100))
+    assert not one.exists() and not other.exists()

@@ -285,6 +285,16 @@ def test_what_peers_take_is_kept_with_all_since_and_within_the_budget_it_goes_la
     assert smallest.states == {version(step).hash for step in (10, 20, 30)}, "the owner's budget comes first"
 
 
+def test_who_takes_old_deltas_drives_out_no_anchor() -> None:
+    """Else one peer that asks every holder for them now and then would keep all newcomers out."""
+    ways = [(delta(step, 10), *([anchor(step)] if step % 10 == 0 else [])) for step in range(1, 36)]
+    held = held_of({step: STATE_BYTES for step in (20, 30, 35)}, [way[0] for way in ways])
+    needs = Needs(0, 2 * STATE_BYTES + 200, pulled=frozenset({delta(5, 10).content_hash}))
+    garbage = chain.to_collect(line(*ways), held, needs)
+    assert garbage.states == {version(20).hash}
+    assert garbage.contents == {delta(step, 10).content_hash for step in range(1, 16)}
+
+
 def test_nobody_makes_us_keep_all_anchors() -> None:
     ways = [(delta(step, 10), anchor(step)) for step in range(1, 31)]
     held = held_of(dict.fromkeys(range(1, 31), STATE_BYTES), [])

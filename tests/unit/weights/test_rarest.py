@@ -218,6 +218,24 @@ def test_a_piece_that_two_late_holders_have_is_taken_over_by_a_third(freezes_at:
     assert world.ended_at < 7.0
 
 
+def test_a_false_copy_that_comes_after_the_right_one_costs_nothing():
+    holders = Holders("me", 1, Remembered().of(b"content"), HolderRules())
+    board = Board(content(1), (), holders, RULES, 0.0)
+    for peer in ("good", "bad"):
+        holders.offer((peer,), 0.0)
+        board.answered(peer, everything(1), 0.0)
+    (first,) = (action for action in board.decide(1.0) if isinstance(action, Start))
+    (second,) = (action for action in board.decide(1.0 + 2 * RULES.silent_s) if isinstance(action, Start))
+    for start in (first, second):
+        assert board.heads(start.stream, 0, 5.0)
+        board.moved(start.stream, 5, 5.0)
+    board.checking(first.stream, 6.0)
+    board.checking(second.stream, 6.0)
+    board.verified(first.peer, 0, 6.1)
+    board.corrupt(second.peer, 0)
+    assert board.is_done and holders[second.peer].is_corrupt
+
+
 def test_a_corrupt_holder_is_asked_once():
     peers = {"bad": Peer(everything(16), is_corrupt=True, speed=8.0), "a": Peer(everything(16))}
     world = World(16, peers, 0)
