@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psutil
 
@@ -80,9 +80,7 @@ class VllmEngine:
         self.paused_at: float | None = None  # monotonic; while weights are read no token comes
 
     @classmethod
-    def start(
-        cls, plan: Plan, group_size: int, stop_ids: Sequence[int], stops: StopStrings, prepare: Folders
-    ) -> "VllmEngine":
+    def start(cls, plan: Plan, group_size: int, stop_ids: Sequence[int], stops: StopStrings, prepare: Folders) -> Self:
         """Blocks while vLLM starts its processes; `set_environment` comes before. Inside a running event loop."""
         import vllm  # pyright: ignore[reportMissingImports]
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
