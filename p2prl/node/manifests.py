@@ -65,9 +65,10 @@ class ManifestExchange:
         for peer in dict.fromkeys(peers):
             try:
                 found = await asyncio.wait_for(self._take(peer, request), MANIFESTS_S)
-                for number, (data, sealed) in enumerate(reversed(found)):
+                for number, data in enumerate(reversed(found)):
                     if number % YIELD_EVERY == 0:
                         await asyncio.sleep(0)  # thousands, where a node joins late
+                    sealed = self._unsealed(data)
                     self.keep(sealed.id, sealed.record, data)
                 if done():
                     return
@@ -77,23 +78,29 @@ class ManifestExchange:
                 failure = error
         raise failure
 
-    async def _take(self, peer: str, request: ManifestsRequest) -> list[tuple[bytes, codec.Sealed[Manifest]]]:
-        """Newest first down to one whose parent we know, or to where `peer` has no more."""
-        state, left = self._state, MAX_MANIFEST_BYTES
-        found: list[tuple[bytes, codec.Sealed[Manifest]]] = []
+    async def _take(self, peer: str, request: ManifestsRequest) -> list[bytes]:
+        """Newest first down to one whose parent we know, or to where `peer` has no more.
+
+        As bytes: a decoded manifest takes four times as much, and these may be lies.
+        """
+        state, left, parent_id = self._state, MAX_MANIFEST_BYTES, codec.ZERO_HASH
+        found: list[bytes] = []
         while True:
             num_before = len(found)
             async for item in state.transport.stream(peer, "manifests", codec.encode(request), max_bytes=left):
-                sealed = codec.unseal(item, Manifest, state.swarm, owner=lambda manifest: manifest.learner)
-                if found and found[-1][1].record.parent_id != sealed.id:
+                sealed = self._unsealed(item)
+                if found and parent_id != sealed.id:
                     raise BadRecord("a manifest that is not the parent of the one before", peer=peer)
-                found.append((item, sealed))
-                left -= len(item)
+                found.append(item)
+                left, parent_id = left - len(item), sealed.record.parent_id
                 if len(found) - num_before > MAX_MANIFESTS:
                     raise BadRecord("more manifests than the limit", peer=peer)
-            if len(found) - num_before < MAX_MANIFESTS or found[-1][1].record.parent_id in state.chain:
+            if len(found) - num_before < MAX_MANIFESTS or parent_id in state.chain:
                 return found
-            request = ManifestsRequest(found[-1][1].record.parent_id, request.known)
+            request = ManifestsRequest(parent_id, request.known)
+
+    def _unsealed(self, data: bytes) -> codec.Sealed[Manifest]:
+        return codec.unseal(data, Manifest, self._state.swarm, owner=lambda manifest: manifest.learner)
 
     def keep(self, manifest_id: bytes, manifest: Manifest, data: bytes) -> None:
         """Add a verified manifest to the chain and the store."""
