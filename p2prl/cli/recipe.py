@@ -4,7 +4,9 @@ In: a recipe's name or file. Out: text, JSON, or a new file. `new` begins with a
 comments; a model's hash is found by a child process, an environment's version and a data file's hash too.
 """
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,12 +17,15 @@ import click
 
 from p2prl.cli.env import ask, check_text, checked_params, parse_params, reply_of, safe
 from p2prl.cli.reading import home_of, print_json, reading, wants_json
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, P2prlError
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
+    from p2prl.paths import Home
     from p2prl.recipe import Recipe
+
+NUM_READ = 4  # prompts that a check encodes for the model
 
 
 @click.group()
@@ -75,6 +80,7 @@ def check(ctx: click.Context, name: str, as_json: bool) -> None:
     model_hash(found.model.source, home.models, found)
     spec = spec_of(found.environment, recipes.data_folders((home.datasets,)))
     drawn = ask(workbench.CheckQuestion(spec), workbench.CheckAnswer)
+    _check_readable(found, home)
     warnings = [*drawn.problems, *_warnings(found)]
     if wants_json(ctx, as_json):
         print_json({"schema": 1, "swarm": found.swarm_id.hex(), "environment": reply_of(drawn), "warnings": warnings})
@@ -83,6 +89,28 @@ def check(ctx: click.Context, name: str, as_json: bool) -> None:
     click.echo(check_text(drawn))
     for warning in _warnings(found):
         click.echo(safe(f"! {warning}"))
+
+
+def _check_readable(recipe: "Recipe", home: "Home") -> None:
+    """A node's own environment process makes some prompts in the model's tokens; ConfigError where it can't."""
+    from p2prl.node.environment_client import EnvironmentClient
+
+    async def some_prompts(log: int) -> None:
+        environment = EnvironmentClient(recipe, home, log)
+        try:
+            ready = await environment.start()
+            await environment.prompts(range(min(NUM_READ, ready.num_prompts or NUM_READ)))
+        finally:
+            await environment.stop()
+
+    home.create()
+    log = os.open(home.logs / "children.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        asyncio.run(some_prompts(log))
+    except P2prlError as error:
+        raise ConfigError(f"a node can't give these prompts to this model: {error}") from error
+    finally:
+        os.close(log)
 
 
 @recipe.command()

@@ -62,7 +62,7 @@ def _list(ctx: click.Context, as_json: bool) -> None:
         return
     newest = f"newest version {versions.head}" if versions.line else "no version yet but the base model"
     click.echo(f"{newest} of {versions.recipe.name}; {_count(len(here), 'version')} here, {size(found.num_bytes)}")
-    if found.awaited:
+    if found.awaited and found.awaited.total.num_files:
         click.echo(_awaited_text(found.awaited))
     for each in here:
         state = f"state {size(each.state_bytes)}" if each.state_bytes else ""

@@ -131,7 +131,8 @@ class LocalRollouts:
         """`count` groups, in their order, as they come."""
         ready = self._environment.ready
         assert ready is not None, "start comes before draw"
-        draws = worker.next_batch(f"generate {seed}", self._version, range(count), ready.num_prompts)
+        base = Version(0, 0, bytes.fromhex(self.recipe.model.hash))  # the same prompts whatever weights answer
+        draws = worker.next_batch(f"generate {seed}", base, range(count), ready.num_prompts)
         size, at_once = worker.in_work(self._num_answers, self.recipe.sampling.group_size, 1.0)
         room = asyncio.Semaphore(at_once)
         batches = [draws[first : first + size] for first in range(0, count, size)]

@@ -65,8 +65,8 @@ def objective(per: Per) -> Callable[[Callable[..., Loss]], Objective]:
 def nearest(name: str, names: list[str]) -> str:
     """How a message about an unknown name ends."""
     near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}There are: {', '.join(sorted(names)) or 'none'}"
+    begin = f"did you mean {near[0]!r}? There are" if near else "there are"
+    return f"{begin}: {', '.join(sorted(names)) or 'none'}"
 
 
 def positive(name: str, value: float | None) -> None:

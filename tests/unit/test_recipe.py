@@ -147,6 +147,13 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         recipe.find("additoin")
 
 
+def test_the_name_of_a_file_that_lies_here_is_answered_with_the_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(MINIMAL)
+    with pytest.raises(ConfigError, match=r"give it as mine\.toml"):
+        recipe.find("mine")
+
+
 def test_a_broken_file_beside_the_recipes_hides_none_of_them(tmp_path) -> None:
     (tmp_path / "broken.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "folder.toml").mkdir()

