@@ -4,6 +4,7 @@ In: an optional home. Out: a `Home`. Making folders is a separate, explicit step
 """
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,12 @@ class Home:
             return cls(path / "config", path / "state", path / "cache")
         dirs = platformdirs.PlatformDirs("p2prl", appauthor=False)
         return cls(dirs.user_config_path, dirs.user_state_path, dirs.user_cache_path)
+
+    @property
+    def command(self) -> str:
+        """How a command for this home begins, as a user types it."""
+        dirs = platformdirs.PlatformDirs("p2prl", appauthor=False)
+        return "p2prl" if self.state == dirs.user_state_path else f"p2prl --home {shlex.quote(str(self.state.parent))}"
 
     def create(self) -> None:
         for folder in (self.config, self.state, self.cache):  # what lies above is nobody else's to change either

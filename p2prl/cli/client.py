@@ -116,7 +116,7 @@ class Daemon:
 
 
 def no_daemon(home: Home) -> NoDaemon:
-    return NoDaemon(f"no p2prl daemon is running for {home.state}. Start one with: p2prl run")
+    return NoDaemon(f"no p2prl daemon is running for {home.state}. Start one with: {home.command} run")
 
 
 def is_running(pid: int) -> bool:

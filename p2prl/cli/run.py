@@ -130,7 +130,7 @@ async def _serve(home: Home, settings, origins: dict[str, str], chosen, parent_p
     node.control.logs_source, node.control.origins = log, origins
     click.echo(
         f"{node.state.name} runs {recipe.name} (swarm {recipe.swarm_id.hex()[:8]}), role {settings.node.role}. "
-        f"Page: {node.url} (log in by: p2prl web). Stop: Ctrl-C, or p2prl stop",
+        f"Page: {node.url} (log in by: {home.command} web). Stop: Ctrl-C, or {home.command} stop",
         err=True,
     )
     loop = asyncio.get_running_loop()

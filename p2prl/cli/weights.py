@@ -192,7 +192,7 @@ def _alone(home: Home) -> Iterator[None]:
     except Timeout:
         raise HomeLocked(
             f"a p2prl daemon runs for {home.state}: it drops what it does not need by itself. "
-            "To do it now, stop it first: p2prl stop"
+            f"To do it now, stop it first: {home.command} stop"
         ) from None
     try:
         yield

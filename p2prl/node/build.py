@@ -303,7 +303,7 @@ def take_lock(home: Home) -> FileLock:
         with contextlib.suppress(OSError, ValueError):
             pid = f" (pid {json.loads(home.node_file.read_text())['pid']})"
         raise HomeLocked(
-            f"another p2prl daemon{pid} holds {home.state}. Stop it (p2prl stop), or use another --home"
+            f"another p2prl daemon{pid} holds {home.state}. Stop it ({home.command} stop), or use another --home"
         ) from None
     return lock
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from p2prl.paths import Home
 
 
@@ -15,3 +17,9 @@ def test_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     for folder in (home.state.parent, home.config, home.state, home.cache, home.logs, home.blobs):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_command_for_a_home_names_it_where_it_is_not_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("P2PRL_HOME", raising=False)
+    assert Home.locate().command == "p2prl"
+    assert Home.locate("/tmp/my second").command == "p2prl --home '/tmp/my second'"

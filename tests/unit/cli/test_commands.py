@@ -134,7 +134,10 @@ def test_stop_waits_until_the_process_is_gone(home: Path, node: Served) -> None:
 def test_no_daemon_is_said_with_the_way_out(home: Path, command: str) -> None:
     result = p2prl(home, command)
     assert result.exit_code == 3
-    assert result.stderr == f"error: no p2prl daemon is running for {home}/state. Start one with: p2prl run\n"
+    assert (
+        result.stderr
+        == f"error: no p2prl daemon is running for {home}/state. Start one with: p2prl --home {home} run\n"
+    )
 
 
 def test_a_stale_node_file_and_a_closed_port_are_no_daemon(home: Path) -> None:
