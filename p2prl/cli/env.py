@@ -90,7 +90,10 @@ def show(ctx: click.Context, name: str, count: int, given: tuple[str, ...], as_j
 def score(
     ctx: click.Context, name: str, index: int, answer: tuple[str, ...], given: tuple[str, ...], as_json: bool
 ) -> None:
-    """What ANSWER to NAME's prompt INDEX is worth, and why; several, a turn each, where NAME answers back."""
+    """What ANSWER to NAME's prompt INDEX is worth, and why; several, a turn each, where NAME answers back.
+
+    An ANSWER that begins with a minus comes after two: env score chain_sum 0 -- -5.
+    """
     from p2prl.environments import workbench
 
     found = ask(workbench.ScoreQuestion(_spec(ctx, name, given), index, answer), workbench.ScoreAnswer)

@@ -105,7 +105,7 @@ def verify(ctx: click.Context, as_json: bool) -> None:
         for fault in faults:
             where = f"; now {Path(fault['set_aside']).name}" if fault["set_aside"] else "; the daemon runs: left there"
             click.echo(f"corrupt: {fault['path']}: {fault['why']}{where}")
-        click.echo(f"{len(files)} files, {size(total)}: " + (f"{len(faults)} corrupt" if faults else "all whole"))
+        click.echo(f"{_count(len(files), 'file')}, {size(total)}: " + (f"{len(faults)} corrupt" if faults else "all whole"))
     if faults:
         ctx.exit(FOUND_CORRUPT)
 
@@ -140,7 +140,8 @@ def gc(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
     if wants_json(ctx, as_json):
         print_json({"schema": 1, "dry_run": dry_run, "files": num_files, "bytes": freed})
     else:
-        click.echo(f"{num_files} files, {size(freed)}, {'would be' if dry_run else 'were'} dropped")
+        verb = "would be" if dry_run else "was" if num_files == 1 else "were"
+        click.echo(f"{_count(num_files, 'file')}, {size(freed)}, {verb} dropped")
 
 
 # -- the home -------------------------------------------------------------------------------------------------------
