@@ -8,12 +8,15 @@ In: the state files before and after a step. Out: a `Pair`.
     pulse     PULSE (arXiv 2602.03839): of each tensor the changed places, by row and column, as differences in the
               narrowest integers that hold them (rows 8 or 16 bits, columns 16), then the new values; zstd level 1
 
-Each reads the files and writes a file, with the same number of threads; who begins alternates.
+Each reads the files and writes a file that is on the disk when the clock stops, as a node needs it; with the same number of
+threads. Who begins alternates.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -78,27 +81,30 @@ def measure(parent: Path, child: Path, folder: Path, *, rate: float, step: int, 
 def zstd(source: Path, out: Path, threads: int) -> None:
     with source.open("rb") as plain, out.open("wb") as packed:
         _compressor(_LEVEL, threads).copy_stream(plain, packed, size=source.stat().st_size)
+        _to_disk(packed)
 
 
 def xor_zstd(parent: Path, child: Path, out: Path, threads: int) -> None:
     packer = _compressor(_LEVEL, threads)
     with parent.open("rb") as before, child.open("rb") as after, out.open("wb") as file:
-        with packer.stream_writer(file, size=child.stat().st_size) as packed:
+        with packer.stream_writer(file, size=child.stat().st_size, closefd=False) as packed:
             while old := before.read(_CHUNK_BYTES):
                 new = np.frombuffer(after.read(_CHUNK_BYTES), np.uint8)
                 packed.write((np.frombuffer(old, np.uint8) ^ new).data)
+        _to_disk(file)
 
 
 def pulse(parent: Path, child: Path, out: Path, threads: int) -> None:
     packer = _compressor(_PULSE_LEVEL, threads)
     with open_state(parent) as (old, old_data), open_state(child) as (new, new_data), out.open("wb") as file:
-        with packer.stream_writer(file) as packed:
+        with packer.stream_writer(file, closefd=False) as packed:
             for before, after in zip(old, new, strict=True):
                 num = (after.end - after.begin) // 2
                 was = np.frombuffer(old_data[before.begin : before.end], np.uint16, num)
                 words = np.frombuffer(new_data[after.begin : after.end], np.uint16, num)
                 places = np.flatnonzero(was != words)
                 packed.write(b"".join(pulse_tensor(places, words[places], after.shape[-1] if after.shape[1:] else 1)))
+        _to_disk(file)
 
 
 def pulse_tensor(places: np.ndarray, values: np.ndarray, num_columns: int) -> tuple[bytes, ...]:
@@ -118,6 +124,11 @@ def narrowest(numbers: np.ndarray, least_bytes: int = 1) -> np.ndarray:
     most = int(numbers.max(initial=0))
     num_bytes = next(size for size in (1, 2, 4, 8) if size >= least_bytes and most < 2 ** (8 * size))
     return numbers.astype(f"<u{num_bytes}")
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _compressor(level: int, threads: int) -> zstandard.ZstdCompressor:

@@ -105,7 +105,9 @@ def verify(ctx: click.Context, as_json: bool) -> None:
         for fault in faults:
             where = f"; now {Path(fault['set_aside']).name}" if fault["set_aside"] else "; the daemon runs: left there"
             click.echo(f"corrupt: {fault['path']}: {fault['why']}{where}")
-        click.echo(f"{_count(len(files), 'file')}, {size(total)}: " + (f"{len(faults)} corrupt" if faults else "all whole"))
+        click.echo(
+            f"{_count(len(files), 'file')}, {size(total)}: " + (f"{len(faults)} corrupt" if faults else "all whole")
+        )
     if faults:
         ctx.exit(FOUND_CORRUPT)
 

@@ -25,6 +25,8 @@ def measure(device: str = "auto") -> Machine:
     if device != "cpu" and torch.cuda.is_available():
         free_bytes, _ = torch.cuda.mem_get_info()
         return Machine("cuda", free_bytes, has_vllm)
+    if device == "auto" and torch.backends.mps.is_available():  # untested: no such machine was at hand
+        return Machine("mps", free_memory(), has_vllm)  # which it shares with the processor
     if device == "cuda":
         raise ConfigError("the GPU that generated here is gone: look at nvidia-smi and the system's log, then restart")
     return Machine("cpu", free_memory(), has_vllm)

@@ -11,12 +11,21 @@ import msgspec
 from p2prl.errors import ConfigError
 
 GIB = 2**30
-MOST_BATCH_TOKENS = {"cpu": 2**16, "cuda": 2**20}  # cache positions in work: more would only wait for each other
-SHARE = {"cpu": 0.5, "cuda": 0.85}  # of the free memory; a learner and the rest of the machine have to live too
+MOST_BATCH_TOKENS = {
+    "cpu": 2**16,
+    "cuda": 2**20,
+    "mps": 2**18,
+}  # cache positions in work: more would only wait for each other
+SHARE = {
+    "cpu": 0.5,
+    "cuda": 0.85,
+    "mps": 0.5,
+}  # of the free memory; a learner and the rest of the machine have to live too
 # Beside weights and cache: libraries, activations, logits. vLLM on a CPU is two processes (measured: about 2 GiB).
 OVERHEAD_BYTES = {
     ("transformers", "cpu"): GIB // 2,
     ("transformers", "cuda"): GIB,
+    ("transformers", "mps"): GIB,
     ("vllm", "cpu"): 2 * GIB,
     ("vllm", "cuda"): 2 * GIB,
 }
@@ -40,7 +49,7 @@ class Wish(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """`device` is the best one there is; `free_bytes` of its memory."""
 
-    device: Literal["cpu", "cuda"]
+    device: Literal["cpu", "cuda", "mps"]
     free_bytes: int
     has_vllm: bool
 
@@ -107,11 +116,15 @@ def _engine(wish: Wish, machine: Machine, model: Model) -> tuple[str, str]:
             raise ConfigError(f"rollout.engine is vllm, which is not installed here: {INSTALL}")
         if not model.is_folder:
             raise ConfigError("vLLM can't run the built-in policy; set rollout.engine = transformers")
+        if machine.device == "mps":
+            raise ConfigError("vLLM does not run on Apple's GPUs; set rollout.engine = transformers")
         return "vllm", "asked for"
     if wish.engine == "transformers":
         return "transformers", "asked for"
     if not model.is_folder:
         return "transformers", "the built-in policy runs in no other"
+    if machine.device == "mps":
+        return "transformers", "vLLM does not run on Apple's GPUs; this is untested there"
     if machine.device == "cpu":
         return "transformers", "on a CPU it agrees with the learner as vLLM does, in less memory"
     return ("vllm", "") if machine.has_vllm else ("transformers", "vLLM is not installed")
@@ -120,7 +133,7 @@ def _engine(wish: Wish, machine: Machine, model: Model) -> tuple[str, str]:
 def _fit(engine: str, why: str, wish: Wish, machine: Machine, model: Model) -> Plan | None:
     dtype = wish.dtype
     if dtype == "auto":
-        dtype = "float32" if (machine.device, engine) == ("cpu", "transformers") else "bfloat16"
+        dtype = "float32" if engine == "transformers" and machine.device != "cuda" else "bfloat16"
     num_parameters = model.num_parameters + (model.num_shared if engine == "vllm" else 0)
     weights_bytes = num_parameters * DTYPE_BYTES[dtype]
     usable = int(SHARE[machine.device] * machine.free_bytes) - weights_bytes - OVERHEAD_BYTES[engine, machine.device]

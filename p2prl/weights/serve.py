@@ -2,13 +2,14 @@
 
 In: requests of peers. Out: bitmaps of pieces, streams of pieces; or for a learner that spares its upload, whom to ask.
 
-Invariants: only pieces that were verified are served, and each is hashed again while it is read: of one that rotted on
-our disk the last chunk is never sent, so nobody takes it for ours. A request costs memory for one chunk of a stream,
-whatever it asks for; no file is touched on the loop.
+Invariants: only pieces that were verified are served, and each is hashed again while it is read, the first time and then
+every RECHECK_S: of one that rotted on our disk the last chunk is never sent, so nobody takes it for ours. A request costs
+memory for one chunk of a stream, whatever it asks for; no file is touched on the loop.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ from p2prl.weights.spare import HOLDER, LEARNER, Spare
 
 LEAST_ITEM_BYTES = 4 * 2**10
 CHUNK_BYTES = 2**20  # read at once, in a thread
+RECHECK_S = 600.0
+MAX_CHECKED = 2**16  # pieces that are remembered as whole: 256 GiB of contents
 Find = Callable[[bytes], Path | None]
 Expect = Callable[[bytes], Collection[tuple[Hash, ...]]]
 
@@ -75,6 +78,7 @@ class PieceServer:
         self._spares, self._item_bytes = spares, item_bytes or transport.up_item_bytes
         self._spare = Spare()
         self.partials: dict[bytes, Partial] = {}
+        self._checked: dict[tuple[bytes, int], float] = {}  # a piece -> when it was last found whole
         transport.serve(HAVE, self._have)
         transport.serve_stream(PIECES, self._pieces)
 
@@ -128,11 +132,13 @@ class PieceServer:
         self, held: "_Held", content_hash: bytes, index: int, num_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         """One is read and hashed ahead while the last one is being sent."""
-        digest, offset = blake3(), index * PIECE_BYTES
+        digest, offset, now = blake3(), index * PIECE_BYTES, self._clock.monotonic()
+        hashes = now - self._checked.get((content_hash, index), -math.inf) >= RECHECK_S
 
         def take(at: int) -> bytes:
             data = self._read(content_hash, offset + at, min(CHUNK_BYTES, num_bytes - at))
-            digest.update(data)
+            if hashes:
+                digest.update(data)
             return data
 
         def read(at: int) -> asyncio.Future[bytes]:
@@ -146,12 +152,19 @@ class PieceServer:
                 chunk = await ahead
                 if at < num_bytes:
                     ahead = read(at)
-                elif not held.fits(index, digest.digest()):
+                elif hashes and not held.fits(index, digest.digest()):
                     await self._rotted(content_hash)
                     raise Unreachable(f"piece {index} is not whole on this disk any more")
+                elif hashes:
+                    self._found_whole(content_hash, index, now)
                 yield chunk
         finally:
             ahead.cancel()
+
+    def _found_whole(self, content_hash: bytes, index: int, now: float) -> None:
+        if len(self._checked) >= MAX_CHECKED:
+            self._checked.clear()  # each is hashed once more
+        self._checked[content_hash, index] = now
 
     # -- blocking ---------------------------------------------------------------------------------------------------
 

@@ -45,3 +45,11 @@ def test_a_gpu_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure().device == "cpu"
     with pytest.raises(ConfigError, match="GPU that generated here is gone"):
         measure("cuda")
+
+
+def test_apples_gpu_is_taken_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert measure().device == "mps" and measure("cpu").device == "cpu"
+    with pytest.raises(ConfigError, match="is gone"):
+        measure("cuda")

@@ -11,6 +11,7 @@ BUILTIN = Model(430_000, 2, 4, 32, 64, False)
 BIG = Model(7_000_000_000, 32, 8, 128, 32768, True)
 LAPTOP = Machine("cpu", 12 * GIB, True)
 GPU = Machine("cuda", 22 * GIB, True)
+APPLE = Machine("mps", 22 * GIB, True)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ GPU = Machine("cuda", 22 * GIB, True)
         (GPU, SMOLLM, "vllm", "bfloat16"),
         (GPU, BUILTIN, "transformers", "bfloat16"),
         (Machine("cuda", 22 * GIB, False), SMOLLM, "transformers", "bfloat16"),
+        (APPLE, SMOLLM, "transformers", "float32"),
     ],
 )
 def test_auto_takes_what_is_there(machine: Machine, model: Model, engine: str, dtype: str) -> None:
@@ -37,6 +39,8 @@ def test_what_was_asked_for_is_taken_or_refused() -> None:
         decide(Wish("vllm"), Machine("cpu", 12 * GIB, False), SMOLLM)
     with pytest.raises(ConfigError, match="built-in"):
         decide(Wish("vllm"), LAPTOP, BUILTIN)
+    with pytest.raises(ConfigError, match="Apple"):
+        decide(Wish("vllm"), APPLE, SMOLLM)
 
 
 def test_vllm_on_a_cpu_needs_two_gib_beside_weights_and_the_cache_of_a_group_in_whole_blocks() -> None:
@@ -59,7 +63,12 @@ def test_auto_falls_back_where_vllm_needs_too_much_and_then_says_that_nothing_fi
         decide(Wish(), LAPTOP, BIG)
 
 
-@given(st.integers(0, 200 * GIB), st.sampled_from(["cpu", "cuda"]), st.sampled_from([SMOLLM, BUILTIN, BIG]), st.data())
+@given(
+    st.integers(0, 200 * GIB),
+    st.sampled_from(["cpu", "cuda", "mps"]),
+    st.sampled_from([SMOLLM, BUILTIN, BIG]),
+    st.data(),
+)
 def test_a_plan_fits_what_is_free_and_a_group(free_bytes: int, device, model: Model, data: st.DataObject) -> None:
     group_size, max_new = data.draw(st.integers(1, 64)), data.draw(st.integers(1, 4096))
     wish = Wish("auto", "auto", group_size, max_new, data.draw(st.sampled_from([0, 1000, 50_000])))

@@ -12,6 +12,7 @@ from p2prl.errors import PeerError, Unreachable
 from p2prl.records import PIECE_BYTES
 from p2prl.weights.messages import HAVE, PIECES, HaveReply, HaveRequest, PieceRequest
 from p2prl.weights.partial import content_path
+from p2prl.weights.serve import RECHECK_S
 from tests.unit.weights.transfers import MIB, Node, Swarm, content_of, data_of, virtual
 
 DATA = data_of(3 * PIECE_BYTES + 1)
@@ -51,6 +52,23 @@ def test_a_piece_that_rotted_is_never_sent_whole_and_its_holder_is_not_blamed(tm
         assert rotten.found_rotted == [content.content_hash]
         reply = await fetcher.transport.call(rotten.peer, HAVE, codec.encode(HaveRequest(content.content_hash)))
         assert codec.decode(reply, HaveReply).bits == b"", "it is not offered any more"
+
+    virtual(program)
+
+
+def test_a_piece_is_hashed_again_after_a_while_and_not_for_each_that_takes_it(tmp_path: Path):
+    async def program():
+        swarm = await Swarm(tmp_path, 2).start()
+        holder, asker = swarm.nodes
+        content = holder.hold(DATA)
+        assert await pull(asker, holder, content.content_hash, 0) == DATA[:PIECE_BYTES]
+        flip(content_path(holder.folder, content.content_hash), 5)
+        soon = await pull(asker, holder, content.content_hash, 0)
+        assert len(soon) == PIECE_BYTES and soon != DATA[:PIECE_BYTES], "whoever takes it finds that out"
+        await asyncio.sleep(RECHECK_S)
+        with pytest.raises(PeerError):
+            await pull(asker, holder, content.content_hash, 0)
+        assert holder.found_rotted == [content.content_hash]
 
     virtual(program)
 
