@@ -19,6 +19,7 @@ import msgspec
 
 from p2prl.cli.env import safe
 from p2prl.cli.reading import home_of, print_json, reading, wants_json
+from p2prl.cli.run import ENGINES
 from p2prl.errors import P2prlError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from p2prl.node.local_rollouts import Answer, LocalRollouts, Shown
     from p2prl.recipe import Recipe
 
-ENGINES = ("auto", "transformers", "vllm")
 WIDTH = 100  # where no terminal tells its own
 Show = Callable[["Shown", int], None]
 

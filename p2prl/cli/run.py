@@ -17,11 +17,13 @@ from p2prl.paths import Home
 
 INTERRUPTED = 130
 ROLES = ("full", "rollout", "learner", "relay")
+ENGINES = ("auto", "transformers", "vllm")
 
 
 @click.command()
 @click.argument("recipe", required=False)
 @click.option("--role", type=click.Choice(ROLES), help="What this node does; default: full.")
+@click.option("--engine", type=click.Choice(ENGINES), help="What generates; default: as config.toml says, else auto.")
 @click.option("--join", multiple=True, metavar="MULTIADDR", help="A peer to join through; may be repeated.")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key of config.toml.")
 @click.option("--parent-pipe", type=int, hidden=True, help="End, and remove the home, when this descriptor closes.")
@@ -30,6 +32,7 @@ def run(
     ctx: click.Context,
     recipe: str | None,
     role: str | None,
+    engine: str | None,
     join: tuple[str, ...],
     overrides: tuple[str, ...],
     parent_pipe: int | None,
@@ -45,6 +48,8 @@ def run(
     check_room(home)
     if role:
         overrides = (*overrides, f"node.role={role}")
+    if engine:
+        overrides = (*overrides, f"rollout.engine={engine}")
     if join:
         overrides = (*overrides, "swarm.join=" + str([check_address(address) for address in join]))
     settings, origins = configs.load(home.config_file, os.environ, overrides)
