@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from p2prl import recipe as recipes
+from tests.plugins import install
 from tests.unit.cli.homes import make_home
 
 pytestmark = pytest.mark.timeout(180)
@@ -55,17 +56,13 @@ def test_stop_strings_end_answers_and_an_exported_model_answers_too(tmp_path: Pa
 
 
 def test_a_task_that_raises_is_shown_and_no_answer_at_all_is_a_failure(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    info = site / "odd-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[p2prl.environments]\nodd = odd:Odd\nmute = odd:Mute\n")
-    (site / "odd.py").write_text(
+    source = (
         "class Odd:\n    def prompt(self, index): return '1+1='\n"
         "    def reward(self, index, answer): raise ValueError('never \\x1b[31m again')\n"
         "class Mute(Odd):\n    def prompt(self, index):\n"
         "        if index: raise ValueError('no prompt')\n        return '1+1='\n"
     )
+    site = install(tmp_path / "site", "odd", {"odd": source}, odd="odd:Odd", mute="odd:Mute")
     _, text = recipes.find("addition")
     head, _, tail = text.partition("[environment]")
     for name, code in (("odd", 0), ("mute", 1)):

@@ -11,6 +11,7 @@ from p2prl.cli.env import checked_params, parse_params
 from p2prl.cli.main import group
 from p2prl.environments.rows import data_hash
 from p2prl.errors import ConfigError
+from tests.plugins import install
 
 
 @pytest.fixture
@@ -178,16 +179,10 @@ def test_an_environment_that_answers_back(home: Path, tmp_path: Path, monkeypatc
 def test_a_package_that_never_loads_or_ends_its_process_is_a_sentence(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tmp_path / "site"
-    info = site / "slow-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[p2prl.environments]\nslow = slow:Slow\ndeadly = deadly:Deadly\n")
     # The limit of a minute, made short: the module that is imported changes it before it hangs.
-    (site / "slow.py").write_text(
-        "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)\ntime.sleep(600)\n"
-    )
-    (site / "deadly.py").write_text("import os\nos.kill(os.getpid(), 27)\n")
+    slow = "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)\ntime.sleep(600)\n"
+    modules = {"slow": slow, "deadly": "import os\nos.kill(os.getpid(), 27)\n"}
+    site = install(tmp_path / "site", "slow", modules, slow="slow:Slow", deadly="deadly:Deadly")
     monkeypatch.setenv("PYTHONPATH", str(site))
     result = p2prl(home, "show", "slow:slow")
     assert result.exit_code == 2

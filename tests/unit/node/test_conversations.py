@@ -37,6 +37,7 @@ from p2prl.swarm.memory_transport import MemoryNetwork
 from p2prl.swarm.metered_transport import MeteredTransport
 from tests import factories
 from tests.factories import completion, version
+from tests.plugins import install
 
 PATIENCE_S = 60.0
 SUMS = """
@@ -88,12 +89,7 @@ def sums(max_turns: int = 4) -> recipe.Recipe:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    site = tmp_path / "site"
-    info = site / "sums-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "sums.py").write_text(SUMS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sums\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[p2prl.environments]\nsums = sums:Sums\n")
+    site = install(tmp_path / "site", "sums", {"sums": SUMS}, sums="sums:Sums")
     monkeypatch.setenv("PYTHONPATH", str(site))
     return site
 

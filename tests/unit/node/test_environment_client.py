@@ -11,6 +11,7 @@ from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.node.children import ChildDied
 from p2prl.node.environment_client import EnvironmentClient
 from p2prl.paths import Home
+from tests.plugins import install
 
 DEADLY = """
 import os
@@ -41,12 +42,7 @@ def ids(text: str) -> tuple[int, ...]:
 
 @pytest.fixture
 async def client(tmp_path, monkeypatch):
-    site = tmp_path / "site"
-    info = site / "deadly-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "deadly.py").write_text(DEADLY)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deadly\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[p2prl.environments]\ndeadly = deadly:Deadly\n")
+    site = install(tmp_path / "site", "deadly", {"deadly": DEADLY}, deadly="deadly:Deadly")
     monkeypatch.setenv("PYTHONPATH", str(site))
     made = EnvironmentClient(recipe.parse(TEXT, "x"), Home.locate(tmp_path / "home"))
     await made.start()
