@@ -53,7 +53,7 @@ def test_a_second_daemon_on_one_home_is_refused(make_node) -> None:
         (("run", "additoin"), 2, "did you mean 'addition'"),
         (("run", "addition", "--join", "/ip4/1.2.3.4"), 2, "/ip4/1.2.3.4"),
         (("run", "addition", "--set", "web.prot=1"), 2, "did you mean 'port'"),
-        (("status",), 3, "p2prl run"),
+        (("status",), 3, "Start one with: p2prl --home "),
     ],
 )
 def test_a_user_error_says_what_to_do(tmp_path, args, code, says) -> None:
