@@ -85,6 +85,8 @@ class RolloutSection(_Section):
     """auto: vLLM on a GPU where it is installed and fits, else transformers."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: float32 in transformers on a CPU, where it agrees best with the learner; else bfloat16."""
+    adapters: Literal["merged", "name"] = "merged"
+    """How vLLM gets a LoRA recipe's versions: merged into its weights, as the learner has them, or by name, at once."""
 
 
 class StorageSection(_Section):

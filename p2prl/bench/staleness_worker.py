@@ -28,6 +28,8 @@ def main(fd: int) -> int:
             pipe.send(_reply(pipe, pipe.receive()))
     except PipeClosed:
         return 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no folder is left, and Python's own end takes a while
 
 
 def _reply(pipe: BlockingPipe[Request], request: Request) -> Reply:

@@ -8,7 +8,7 @@ that ran on a GPU is not started on the CPU instead: the node goes on without on
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -47,7 +47,7 @@ def child_environ(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
 
 
-def engine_child(threads: int, stderr: int | None) -> Child:
+def engine_child(threads: int, stderr: IO[bytes] | None) -> Child:
     """The engine's process, not started yet."""
     module, environ = "p2prl.rollout.engine_process", child_environ(threads)
     return Child(module, (), messages.Reply, environ=environ, stderr=stderr, patience_s=10.0)
@@ -72,6 +72,7 @@ class EngineKeeper:
             threads=self._threads,
             engine=config.engine,
             lora=lora_of(state.recipe.learner),
+            adapters=config.adapters,
             device="cuda" if self._plan is not None and self._plan.device == "cuda" else "auto",
             dtype=config.dtype,
             group_size=wish.group_size,

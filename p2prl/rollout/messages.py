@@ -15,9 +15,9 @@ from p2prl.rollout.plan import Plan
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """The first message. `engine`: "auto", "transformers", "vllm" or "scripted" (a fake for tests and simulations).
 
-    `lora`: versions are adapters on the source's weights; None: whole weights. `device` "cuda": the GPU that was used
-    before must still be there. `group_size`, `max_new_tokens` and `most_batch_tokens` are for the plan of memory. `stop`:
-    the stop strings that every `Generate` has.
+    `lora`: versions are adapters on the source's weights; None: whole weights. `adapters`: how vLLM gets them, "merged" or
+    by "name". `device` "cuda": the GPU that was used before must still be there. `group_size`, `max_new_tokens` and
+    `most_batch_tokens` are for the plan of memory. `stop`: the stop strings that every `Generate` has.
     """
 
     source: str
@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     threads: int = 1
     engine: str = "transformers"
     lora: Lora | None = None
+    adapters: str = "merged"
     device: str = "auto"
     dtype: str = "auto"
     group_size: int = 8

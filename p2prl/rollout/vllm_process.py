@@ -50,23 +50,30 @@ def run(
     """Serve until the daemon closes the pipe, then end this process. What keeps it from starting is raised."""
     set_environment(setup.threads, Path(setup.models_cache))
     with scratch_folder(Path(setup.models_cache)) as scratch:
-        prepare = Folders(files, scratch, setup.lora)
-        code = asyncio.run(_run(sock, setup, plan, prepare, server or Server, requests))
+        code = asyncio.run(_run(sock, setup, plan, weights_of(setup, files, scratch), server or Server, requests))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # nothing is left to clear up, and Python takes seconds to take vLLM's modules down
+
+
+def weights_of(setup: Setup, files: ModelFiles, scratch: Path) -> Folders:
+    if setup.lora is None or setup.adapters == "merged":
+        return Folders(files, scratch, setup.lora)
+    from p2prl.rollout.vllm_adapters import Adapters
+
+    return Adapters(files, scratch, setup.lora)
 
 
 async def _run(
     sock: socket.socket,
     setup: Setup,
     plan: Plan,
-    prepare: Folders,
+    weights: Folders,
     server: "type[Server]",
     requests: Any,
 ) -> int:
     stops = load_stop_strings(setup.stop, setup.source, Path(setup.models_cache), setup.stop_ids)
-    engine = VllmEngine.start(plan, setup.group_size, setup.stop_ids, stops, prepare)
+    engine = VllmEngine.start(plan, setup.group_size, setup.stop_ids, stops, weights)
     try:
         num_answers = engine.most_answers(setup.max_new_tokens)
         return await server(engine, await AsyncPipe.open(sock, requests), num_answers).serve()

@@ -6,11 +6,7 @@ touches its weights.
 A weight that a model uses twice (embeddings and output head) is given to vLLM twice, as two weights: of a shared one its
 reload in place renews only the first use, and the CPU backend goes on with its packed copy of the old output head.
 
-Adapters are merged as the learner merges them, and not given to vLLM by name. By name (`enable_lora`, `add_lora` with
-`load_inplace`) works, also on a CPU, and is there in .02 s where a merge and a reload take 2.5. But it computes
-W x + s B A x, and the learner runs on the bf16 rounding of W + s B A. SmolLM2 in float32, rank 16 in all linear layers,
-an update of .1 % of each weight: the log-probs differ from the learner's by 4e-3 in the mean by name, by 6e-6 merged
-(ESS ratio .9995 and 1.0000 over 16 tokens), and by name a CPU gives an eighth of the tokens a second.
+Adapters are merged as the learner merges them, so that both sides have the same bits; `vllm_adapters.py` is the other way.
 """
 
 import fcntl
@@ -26,6 +22,7 @@ from p2prl.errors import BadRecord, EngineError, StoreError
 from p2prl.models.load import WEIGHTS_NAME, ModelFiles
 from p2prl.models.lora_rule import Lora
 from p2prl.models.state import Payload, TensorPlace, open_state, write_payloads
+from p2prl.records import Version
 
 SHARED_NAME = "shared.safetensors"
 OVERRIDES = {"tie_word_embeddings": False}  # of the model's config
@@ -62,7 +59,7 @@ def _is_free(file: int) -> bool:
 
 
 class Folders:
-    """Makes the folder of the newest version in `scratch`; callable as `vllm_engine.Prepare`."""
+    """Makes the folder of the newest version in `scratch`, and has vLLM read it."""
 
     def __init__(self, files: ModelFiles, scratch: Path, lora: Lora | None) -> None:
         assert files.folder is not None
@@ -77,11 +74,26 @@ class Folders:
                 (self._scratch / path.name).symlink_to(path.absolute())
         return self._make(self._base, None)
 
-    def __call__(self, weights: Path, version: Any) -> Path:
+    def engine_args(self) -> dict[str, Any]:
+        return {}
+
+    def request(self) -> Any:
+        """The adapters that each answer names; None: it names none."""
+        return None
+
+    def __call__(self, weights: Path, version: Version) -> Path:
+        """A version's file to the folder for `put`. Blocks; raises EngineError when it doesn't fit."""
         try:
-            return self._make(weights, self._lora if version.step > 0 else None)
+            return self._folder_of(weights, version.step)
         except (BadRecord, StoreError, OSError) as error:
             raise EngineError(f"can't load {version}: {error}") from error
+
+    async def put(self, llm: Any, folder: Path) -> None:
+        """In place, while vLLM draws nothing."""
+        await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+
+    def _folder_of(self, weights: Path, step: int) -> Path:
+        return self._make(weights, self._lora if step > 0 else None)
 
     def _make(self, weights: Path, lora: Lora | None) -> Path:
         target = self._scratch / WEIGHTS_NAME

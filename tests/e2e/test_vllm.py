@@ -8,9 +8,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from tokenizers import Tokenizer as Backend
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from p2prl.errors import P2prlError
 from p2prl.models.load import load_module, prepare
@@ -22,9 +19,10 @@ from p2prl.node.children import Child
 from p2prl.records import Completion, Sampling, Tokens, Version
 from p2prl.rollout import messages
 from p2prl.rollout.decoding import filtered_logprobs
+from tests import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("vllm"), pytest.mark.timeout(900)]
-NUM_WORDS, LONGEST = 256, 440
+LONGEST = 440
 PROMPTS = tuple(tuple(range(5, 5 + length)) for length in (3, 40, 17))
 MANY_PROMPTS = tuple(tuple(5 + (7 * row + place) % 240 for place in range(250)) for row in range(16))
 SHORT = Sampling(1.0, 1.0, 0, 8)
@@ -33,27 +31,18 @@ LORA = Lora(2, 4.0, ("q_proj", "up_proj"))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model in a folder."""
-    path = tmp_path_factory.mktemp("tiny") / "model"
-    backend = Backend(WordLevel({f"w{number}": number for number in range(NUM_WORDS)}, unk_token="w2"))
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1", pad_token="w0").save_pretrained(path)
-    config = LlamaConfig(
-        vocab_size=NUM_WORDS, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=None,
-        initializer_range=0.2, tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return tiny_model.make(tmp_path_factory.mktemp("tiny") / "model")
 
 
 class Engine:
-    def __init__(self, model: Path, folder: Path, lora: Lora | None = None, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, model: Path, folder: Path, lora: Lora | None = None, stop: tuple[str, ...] = (), adapters: str = "merged"
+    ) -> None:
         self.source, self.cache = f"folder:{model}", folder / "cache"
         self.files = prepare(self.source, self.cache, lambda _: None)
         self.setup = messages.Setup(
             self.source, str(self.cache), (1,), 0, engine="vllm", dtype="float32", lora=lora, group_size=4,
-            max_new_tokens=LONGEST, most_batch_tokens=16384, stop=stop,
+            max_new_tokens=LONGEST, most_batch_tokens=16384, stop=stop, adapters=adapters,
         )  # fmt: skip
         self.child = Child(
             "p2prl.rollout.engine_process", (), messages.Reply, environ={"OMP_NUM_THREADS": "1"}, patience_s=30.0
@@ -71,9 +60,11 @@ class Engine:
             lambda number: messages.Generate(number, version, prompts, 4, sampling, seed), timeout_s=60
         )
 
-    def module(self, path: Path) -> torch.nn.Module:
+    def module(self, path: Path | None = None) -> torch.nn.Module:
+        """The model in float32 with the weights of a file, or with its own."""
         found = load_module(self.source, self.cache, torch.float32)
-        load_into(found, path)
+        if path is not None:
+            load_into(found, path)
         return found
 
 
@@ -86,14 +77,12 @@ async def engine(model: Path, tmp_path: Path) -> AsyncIterator[Engine]:
 
 
 def check(
-    engine: Engine,
+    modules: dict[Version, torch.nn.Module],
     generated: messages.Generated,
-    paths: dict[Version, Path],
     sampling: Sampling,
     prompts: tuple[Tokens, ...] = PROMPTS,
 ) -> None:
     """Each token's log-prob is that of a fresh forward under the version it is stamped with."""
-    modules = {version: engine.module(path) for version, path in paths.items()}
     for prompt, group in zip(prompts, generated.completions, strict=True):
         for answer in group:
             first, drawn = 0, np.frombuffer(answer.logprobs, "<f4")
@@ -116,7 +105,7 @@ def versions(engine: Engine, folder: Path) -> dict[Version, Path]:
     """The base, and two that differ from it a lot."""
     found = {Version(0, 0, engine.files.hash): engine.files.weights}
     for step in (1, 2):
-        module = load_module(engine.source, engine.cache, torch.float32)
+        module = engine.module()
         torch.manual_seed(step)
         with torch.no_grad():
             for parameter in module.parameters():
@@ -126,36 +115,60 @@ def versions(engine: Engine, folder: Path) -> dict[Version, Path]:
     return found
 
 
-async def test_weights_change_in_mid_answer_and_nothing_is_lost(engine: Engine, tmp_path: Path) -> None:
-    paths = versions(engine, tmp_path)
-    base, one, two = paths
+def adapted(engine: Engine, path: Path, step: int) -> torch.nn.Module:
+    """Writes a version's adapters; the model with them, as vLLM is to have it by this setup."""
+    module, pairs, source = engine.module(), {}, torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for name, target in find_targets(module, LORA.targets).items():
+            a = torch.randn(LORA.rank, target.num_inputs, generator=source).bfloat16()
+            b = torch.randn(target.num_outputs, LORA.rank, generator=source).bfloat16()
+            pairs |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+            if engine.setup.adapters == "merged":
+                target.weight.copy_(merge(target.weight, (a, b), LORA.scale))
+            else:
+                target.weight.add_(LORA.scale * (b.float() @ a.float()))
+    write_tensors(pairs, path)
+    return module
+
+
+async def draw_over_loads(engine: Engine, paths: dict[Version, Path]) -> list[tuple[Sampling, messages.Generated]]:
+    """What is drawn while the versions are loaded one after the other, the first ones' answers in the midst of them."""
+    base, *later = paths
     sampling = Sampling(0.8, 1.0, 0, LONGEST)
     await engine.load(paths[base], base)
     drawing = [(base, sampling, asyncio.create_task(engine.draw(base, seed, sampling))) for seed in range(2)]
-    for version in (one, two):
+    for version in later:
         await asyncio.sleep(0)  # what was asked for is on its way; a load waits until each answer of it has begun
         await engine.load(paths[version], version)
         drawing.append((version, SHORT, asyncio.create_task(engine.draw(version, 3, SHORT))))
-    used: set[Version] = set()
+    used, found = set[Version](), []
     for begun_under, wanted, drawn in drawing:
         generated = await drawn
         assert isinstance(generated, messages.Generated)
         assert generated.versions[0] == begun_under
         assert [len(group) for group in generated.completions] == [4, 4, 4]
-        check(engine, generated, paths, wanted)
-        if begun_under == base:
-            used |= set(generated.versions)
-    assert used == {base, one, two}, "no load came in mid-answer: this shows nothing"
-    assert await engine.draw(base, 1, sampling) == messages.Outdated(7, two)
+        used |= set(generated.versions) if begun_under == base else set()
+        found.append((wanted, generated))
+    assert used == set(paths), "no load came in mid-answer: this shows nothing"
+    return found
+
+
+async def test_weights_change_in_mid_answer_and_nothing_is_lost(engine: Engine, tmp_path: Path) -> None:
+    paths = versions(engine, tmp_path)
+    base, _, two = paths
+    modules = {version: engine.module(path) for version, path in paths.items()}
+    for wanted, generated in await draw_over_loads(engine, paths):
+        check(modules, generated, wanted)
+    assert await engine.draw(base, 1, SHORT) == messages.Outdated(7, two)
     filtered = Sampling(1.2, 0.9, 20, 16)
     generated = await engine.draw(two, 1, filtered)
     assert isinstance(generated, messages.Generated)
     again = await engine.draw(two, 1, filtered)
     assert isinstance(again, messages.Generated) and again.completions == generated.completions
-    check(engine, generated, paths, filtered)
+    check(modules, generated, filtered)
     generated = await engine.draw(two, 4, SHORT, MANY_PROMPTS)  # more tokens at once than a step of vLLM takes
     assert isinstance(generated, messages.Generated)
-    check(engine, generated, paths, SHORT, MANY_PROMPTS)
+    check(modules, generated, SHORT, MANY_PROMPTS)
     with pytest.raises(P2prlError, match="no such|No such"):
         await engine.load(tmp_path / "missing", base)
     write_tensors({"other.weight": torch.zeros(2, 2)}, tmp_path / "other")
@@ -188,29 +201,22 @@ async def test_killed_it_takes_all_of_vllm_with_it(engine: Engine, wait_gone) ->
     wait_gone(tree)  # our loop stands still meanwhile: no daemon clears up
 
 
-async def test_adapters_are_merged_as_the_learner_merges_them(model: Path, tmp_path: Path) -> None:
-    engine = Engine(model, tmp_path, LORA)
-    module = load_module(engine.source, engine.cache, torch.float32)
-    targets, pairs = find_targets(module, LORA.targets), {}
-    source = torch.Generator().manual_seed(5)
-    for name, target in targets.items():
-        pairs[f"{name}.lora_a"] = torch.randn(2, target.num_inputs, generator=source)
-        pairs[f"{name}.lora_b"] = torch.randn(target.num_outputs, 2, generator=source)
-    write_tensors(pairs, tmp_path / "adapters")
-    with torch.no_grad():
-        for name, target in targets.items():
-            pair = pairs[f"{name}.lora_a"].bfloat16(), pairs[f"{name}.lora_b"].bfloat16()
-            target.weight.copy_(merge(target.weight, pair, LORA.scale))
-    write_state(module, tmp_path / "merged")
-    base, adapted = Version(0, 0, engine.files.hash), Version(1, 1, bytes(32))
+@pytest.mark.parametrize("adapters", ["merged", "name"])
+async def test_adapters_change_in_mid_answer_merged_or_by_name(model: Path, tmp_path: Path, adapters: str) -> None:
+    engine = Engine(model, tmp_path, LORA, adapters=adapters)
+    base = Version(0, 0, engine.files.hash)
+    paths = {base: engine.files.weights} | {Version(1, step, bytes(32)): tmp_path / f"{step}" for step in (1, 2)}
+    modules = {base: engine.module()}
+    modules |= {version: adapted(engine, paths[version], version.step) for version in paths if version != base}
     await engine.child.start(engine.setup, timeout_s=600)
     try:
-        await engine.load(engine.files.weights, base)
-        await engine.load(tmp_path / "adapters", adapted)
-        sampling = Sampling(1.0, 1.0, 0, 24)
-        generated = await engine.draw(adapted, 1, sampling)
+        for wanted, generated in await draw_over_loads(engine, paths):
+            check(modules, generated, wanted)
+        with pytest.raises(P2prlError, match="of another recipe"):
+            await engine.load(engine.files.weights, Version(1, 3, bytes(32)))
+        generated = await engine.draw(Version(1, 2, bytes(32)), 4, SHORT)
         assert isinstance(generated, messages.Generated)
-        check(engine, generated, {adapted: tmp_path / "merged"}, sampling)
+        check(modules, generated, SHORT)
     finally:
         await engine.child.stop()
 
@@ -226,7 +232,7 @@ async def test_an_answer_ends_by_a_stop_string_and_says_so(model: Path, tmp_path
         rounds = [await engine.draw(base, seed, sampling) for seed in range(3)]  # what ended made room again
         for generated in rounds:
             assert isinstance(generated, messages.Generated)
-            check(engine, generated, {base: engine.files.weights}, sampling)
+            check({base: engine.module()}, generated, sampling)
             answers = [answer for group in generated.completions for answer in group]
             assert all(stops.ends_as_said(answer.token_ids, answer.finish_reason) for answer in answers)
             assert any(answer.finish_reason == "stop" and answer.token_ids[-1] != 1 for answer in answers)

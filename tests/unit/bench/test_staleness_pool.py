@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 
 from p2prl.bench import staleness_pool
 from p2prl.bench.processes import is_gone
-from p2prl.bench.staleness import Run, RunSpec, Settings, plan
+from p2prl.bench.staleness import Ready, Run, RunSpec, Settings, Setup, plan
 from p2prl.errors import ConfigError, P2prlError
 
 TINY = Settings(num_steps=2, groups_per_step=2, eval_answers=8, final_answers=16)
@@ -60,6 +61,21 @@ def test_an_unknown_objective_is_refused_before_any_run(tmp_path: Path) -> None:
     assert notes.names == []
     assert not (tmp_path / "runs").exists()
     assert set(psutil.Process().children()) <= before
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_worker_that_is_ended_says_nothing(closed: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Python's own end, torch and all, takes so long that a SIGTERM comes within it."""
+    worker = staleness_pool._Worker()
+    with worker.socket:
+        worker.pipe.send(Setup(plan(("gepo",), (0,), 1, "fixed", TINY)))
+        assert isinstance(worker.pipe.receive(), Ready)
+        if closed:
+            worker.socket.close()
+        while worker.process.poll() is None:
+            worker.process.terminate()
+            time.sleep(0.001)
+    assert capfd.readouterr().err == ""
 
 
 def test_two_studies_in_one_folder_are_refused(tmp_path: Path) -> None:
