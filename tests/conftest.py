@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import pythons
+
 BALLAST = "ballast"
 PACKAGES = {"bwrap": "bubblewrap", "chromium": "chromium", "ip": "iproute2", "nsenter": "util-linux"}
 MODULES = {
@@ -34,6 +36,9 @@ def lack(needed: tuple[str, ...]) -> str:
         elif name in MODULES:
             if importlib.util.find_spec(name) is None:
                 return f"needs {name}: {MODULES[name]}"
+        elif name.startswith("python"):
+            if pythons.find(name.removeprefix("python")) is None:
+                return f"needs {name} on PATH"
         elif shutil.which(name) is None:
             return f"needs {name}: apt-get install {PACKAGES[name]}"
     return ""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from p2prl.environments.reasoning_gym import last_integer
 from p2prl.environments.registry import HELD_OUT_FROM, Answered, Environment, load_environment
 from p2prl.errors import ConfigError
+from tests import pythons
 
 CHAIN_SUM = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -114,6 +115,22 @@ def test_prompts_are_the_golden_ones_on_this_python(names: list[str]) -> None:
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
     found = json.loads(done.stderr.splitlines()[-1])
     assert {name for name in chosen if found[name] != golden[name]} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("python3.13")
+@pytest.mark.timeout(600)
+def test_prompts_are_the_golden_ones_on_the_newest_python(tmp_path: Path) -> None:
+    """All data sets, by an installation of reasoning-gym alone."""
+    python = pythons.find("3.13")
+    assert python is not None
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    own = tmp_path / "venv" / "bin" / "python"
+    packages = ["reasoning-gym", "msgspec", "blake3"]
+    subprocess.run([own, "-m", "pip", "install", "-q", "-c", "configs/constraints.txt", *packages], check=True)
+    surroundings = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": "."}
+    done = subprocess.run([own, "-m", "tests.prompt_hashes"], env=surroundings, capture_output=True, check=True)
+    assert json.loads(done.stdout) == json.loads(Path("tests/vectors/prompts.json").read_text())
 
 
 @pytest.mark.parametrize(
