@@ -85,6 +85,16 @@ class Home:
         return self.state / "logs"
 
     @property
+    def log_file(self) -> Path:
+        """The daemon's, one JSON object a line."""
+        return self.logs / "p2prl.jsonl"
+
+    @property
+    def children_log(self) -> Path:
+        """What the daemon's children print."""
+        return self.logs / "children.log"
+
+    @property
     def states(self) -> Path:
         """Versions' state files, by state hash."""
         return self.cache / "states"

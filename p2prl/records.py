@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-WIRE_SCHEMA = 3
+WIRE_SCHEMA = 4
 PIECE_BYTES = 4 * 2**20
 
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -44,8 +44,8 @@ class Version(Wire, frozen=True, order=True):
 class Content(Wire, frozen=True):
     """One way to get a version: a file that any holder serves in pieces.
 
-    `kind` "anchor": the version's whole state file; "delta": what changed since the version `base`. `content_hash` is the
-    blake3 of the file, `pieces` that of each PIECE_BYTES slice of it.
+    `kind` "anchor": the version's whole state file; "delta": what changed since the version `base`. `pieces` are the
+    blake3 of each PIECE_BYTES slice of the file, and `content_hash`, its name, that of `content_bytes` and `pieces`.
     """
 
     kind: Annotated[str, Meta(max_length=16)]
@@ -285,7 +285,10 @@ class StepInput(Wire, frozen=True):
 
 
 class StepReport(Wire, frozen=True):
-    """What the step gave: the new version's state file, the ways to it (all under their names), and metrics."""
+    """What the step gave: the new version's state file, the ways to it (all under their names), and metrics.
+
+    `log_ratios[g]`: of the answers of the step's group `g`, new policy's parent over what they were drawn by.
+    """
 
     version: Version
     path: str
@@ -295,3 +298,4 @@ class StepReport(Wire, frozen=True):
     num_answers: Count
     num_tokens: Count
     wall_s: float
+    log_ratios: tuple[tuple[float, ...], ...]

@@ -19,7 +19,7 @@ from p2prl import codec
 from p2prl.bench import bare_hivemind
 from p2prl.bench.measuring import run, say
 from p2prl.bench.processes import cost
-from p2prl.bench.transfer_holder import BEHAVE, VERSION, Behaviour, content_of, make_transport
+from p2prl.bench.transfer_holder import BEHAVE, Behaviour, make_transport, version_of
 from p2prl.errors import PeerError
 from p2prl.records import PIECE_BYTES, Content
 from p2prl.swarm.addresses import peer_of
@@ -147,7 +147,7 @@ async def faults(fetcher: Fetcher, peers: Sequence[str], pid: int) -> dict[str, 
 
 
 async def measure(folder: Path) -> dict[str, Any]:
-    content = await asyncio.to_thread(content_of, folder / VERSION)
+    content = await asyncio.to_thread(version_of, folder)
     told = [json.loads((folder / f"holder{number}.json").read_text()) for number in range(4)]
     addresses = [holder["address"] for holder in told]
     peers = [peer_of(address) for address in addresses]

@@ -15,16 +15,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
 
 from p2prl import codec
 from p2prl.bench import bare_hivemind
 from p2prl.bench.measuring import run
 from p2prl.clock import SystemClock
 from p2prl.identity import Identity
-from p2prl.records import PIECE_BYTES, Content, Wire
+from p2prl.records import Content, Wire
 from p2prl.swarm.libp2p.transport import Libp2pTransport
 from p2prl.swarm.metered_transport import MeteredTransport
+from p2prl.weights.chain import ANCHOR
+from p2prl.weights.contents import content_of
 from p2prl.weights.serve import PieceServer
 
 VERSION = "version"  # the file that all holders serve
@@ -39,13 +40,8 @@ class Behaviour(Wire, frozen=True):
     corrupt: bool = False
 
 
-def content_of(path: Path) -> Content:
-    pieces, whole = [], blake3()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            pieces.append(blake3(piece).digest())
-            whole.update(piece)
-    return Content("anchor", None, whole.digest(), path.stat().st_size, tuple(pieces))
+def version_of(folder: Path) -> Content:
+    return content_of(folder / VERSION, ANCHOR, None)
 
 
 def make_transport(folder: Path, name: str) -> tuple[Libp2pTransport, MeteredTransport]:
@@ -57,7 +53,7 @@ def make_transport(folder: Path, name: str) -> tuple[Libp2pTransport, MeteredTra
 class Holder:
     def __init__(self, folder: Path, number: int) -> None:
         self._path = folder / VERSION
-        pieces = frozenset([content_of(self._path).pieces])
+        pieces = version_of(folder).pieces
         self._behaviour = Behaviour()
         self._inner, self._transport = make_transport(folder, f"holder{number}")
         self._transport.serve(BEHAVE, self._behave)

@@ -49,6 +49,7 @@ REASONS: dict[str, str] = {
     "wrong_prompt": "Its prompt's tokens are not what the environment gives.",
     "wrong_turns": "Between its turns, or after them, the environment says something else here.",
     "wrong_reward": "Its rewards are not what the environment gives for these answers.",
+    "unlikely_draws": "Its maker's log-probs are not those it draws by: nobody draws such answers that often.",
     "quarantined": "Too many groups of its maker were refused here lately; its groups are taken again in a few hours.",
 }
 

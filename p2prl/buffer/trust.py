@@ -17,6 +17,9 @@ INNOCENT = frozenset({"too_old", "unknown_version", "duplicate", "quarantined"})
 # Can't happen without intent or a broken node: rewards that weren't earned, prompts that weren't drawn.
 GRAVE = frozenset({"wrong_reward", "wrong_prompt", "bad_lottery", "counter_reused", "wrong_maker"})
 GRAVE_WEIGHT = 4.0
+# Beyond doubt: whatever it did well before, quarantine.
+PROVEN = frozenset({"unlikely_draws"})
+PROVEN_SCORE = 0.25
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -32,6 +35,8 @@ def judged(standing: Standing, admitted: bool, reason: str, now: float) -> Stand
     good, bad = _faded(standing, now)
     if admitted:
         good += 1.0
+    elif reason in PROVEN:
+        bad = max(bad, (PRIOR_GOOD + good) / PROVEN_SCORE - PRIOR_GOOD - PRIOR_BAD - good)
     elif reason not in INNOCENT:
         bad += GRAVE_WEIGHT if reason in GRAVE else 1.0
     return Standing(good, bad, max(now, standing.at))

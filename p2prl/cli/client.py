@@ -106,13 +106,18 @@ class Daemon:
             with error:
                 raise _refusal(error.code, error.read(MAX_REPLY_BYTES)) from None
         except TimeoutError:
-            raise _silent(self.pid) from None
+            raise self._silent() from None
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
-                raise _silent(self.pid) from None
+                raise self._silent() from None
             raise no_daemon(self._home) from None
         except (OSError, http.client.HTTPException):
             raise no_daemon(self._home) from None
+
+    def _silent(self) -> P2prlError:
+        return P2prlError(
+            f"the daemon (pid {self.pid}) does not answer within {TIMEOUT_S:.0f} s. See {self._home.log_file}"
+        )
 
 
 def no_daemon(home: Home) -> NoDaemon:
@@ -136,10 +141,6 @@ def decode(reply: bytes, kind: type[Decoded]) -> Decoded:
         return msgspec.json.decode(reply, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise P2prlError(f"the daemon's reply makes no sense here: {error}. Is it of another release?") from None
-
-
-def _silent(pid: int) -> P2prlError:
-    return P2prlError(f"the daemon (pid {pid}) does not answer within {TIMEOUT_S:.0f} s. See its log file: p2prl paths")
 
 
 def _refusal(status: int, body: bytes) -> P2prlError:

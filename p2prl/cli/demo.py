@@ -62,6 +62,9 @@ def demo(
     as_json: bool,
 ) -> None:
     """Run a whole swarm here: N nodes find each other, generate, elect a learner, train and pass weights round."""
+    from p2prl import recipe as recipes
+
+    recipes.find(recipe)  # what a node would refuse, before any is started
     swarm = DemoSwarm(nodes, recipe, seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -56,6 +56,7 @@ def generate(
     """
     from p2prl import config as configs
     from p2prl import recipe as recipes
+    from p2prl.node.children import open_log
     from p2prl.node.local_rollouts import check_engine, local_rollouts
 
     home, started = home_of(ctx), time.monotonic()
@@ -68,16 +69,13 @@ def generate(
     def say(text: str) -> None:
         click.echo(safe(f"[{time.monotonic() - started:4.0f} s] {text}"), err=True)
 
-    child_log = os.open(home.logs / "children.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     in_json = wants_json(ctx, as_json)
     show = (
         (lambda shown, number: say(f"prompt {number} of {count}")) if in_json else shower(ctx.color is not False, count)
     )
-    try:
+    with open_log(home) as child_log:
         rollouts = local_rollouts(chosen, home, settings, say, child_log)
         found = asyncio.run(run(rollouts, count, seed, weights, show))
-    finally:
-        os.close(child_log)
     report = summary(chosen, rollouts, found, seed)
     if in_json:
         print_json(report)

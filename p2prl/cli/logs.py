@@ -1,4 +1,4 @@
-"""`p2prl logs`: the daemon's newest lines, from its memory, not the file.
+"""`p2prl logs`: the daemon's newest lines, from its memory; where the file is when none runs.
 
 In: GET /api/v1/logs, with -f the log events. Out: lines as on the daemon's console, or one JSON object each.
 """
@@ -8,7 +8,8 @@ import sys
 import click
 
 from p2prl.cli.client import Daemon, decode
-from p2prl.cli.reading import daemon_of, print_json, reading, wants_json
+from p2prl.cli.reading import daemon_of, home_of, print_json, reading, wants_json
+from p2prl.errors import NoDaemon
 from p2prl.logs import LEVELS, LogLine, text_of
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -25,11 +26,16 @@ def logs(
     ctx: click.Context, follow: bool, level: str, component: str, since_text: str, lines: int, as_json: bool
 ) -> None:
     """The newest log lines; -f follows."""
-    daemon = daemon_of(ctx)
     as_json = wants_json(ctx, as_json)
     since_s = seconds_of(since_text)
     query = {"level": level, "component": component, "since_s": since_s, "limit": lines}
-    for line in daemon.read("/api/v1/logs", list[LogLine], **query):
+    try:
+        daemon = daemon_of(ctx)
+        newest = daemon.read("/api/v1/logs", list[LogLine], **query)
+    except NoDaemon as error:
+        file = home_of(ctx).log_file
+        raise NoDaemon(f"{error}. What the last one logged: {file}" if file.is_file() else str(error)) from None
+    for line in newest:
         show(ctx, line, as_json)
     if follow:
         follow_lines(ctx, daemon, level, component, as_json)

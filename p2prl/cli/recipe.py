@@ -1,12 +1,12 @@
 """`p2prl recipe`: make, check and show what a swarm agrees on; print its id.
 
 In: a recipe's name or file. Out: text, JSON, or a new file. `new` begins with a recipe that is there and keeps its
-comments; a model's hash is found by a child process, an environment's version and a data file's hash too.
+comments; a model's hash is found by a child process, an environment's version and a data file's hash too; another
+objective than its is tried in one.
 """
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -93,9 +93,10 @@ def check(ctx: click.Context, name: str, as_json: bool) -> None:
 
 def _check_readable(recipe: "Recipe", home: "Home") -> None:
     """A node's own environment process makes some prompts in the model's tokens; ConfigError where it can't."""
+    from p2prl.node.children import open_log
     from p2prl.node.environment_client import EnvironmentClient
 
-    async def some_prompts(log: int) -> None:
+    async def some_prompts() -> None:
         environment = EnvironmentClient(recipe, home, log)
         try:
             ready = await environment.start()
@@ -104,13 +105,11 @@ def _check_readable(recipe: "Recipe", home: "Home") -> None:
             await environment.stop()
 
     home.create()
-    log = os.open(home.logs / "children.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        asyncio.run(some_prompts(log))
-    except P2prlError as error:
-        raise ConfigError(f"a node can't give these prompts to this model: {error}") from error
-    finally:
-        os.close(log)
+    with open_log(home) as log:
+        try:
+            asyncio.run(some_prompts())
+        except P2prlError as error:
+            raise ConfigError(f"a node can't give these prompts to this model: {error}") from error
 
 
 @recipe.command()
@@ -135,7 +134,8 @@ def new(
     path = out or Path(f"{name}.toml")
     if path.exists() or path.is_symlink():
         raise ConfigError(f"{path} is there already; remove it, or choose another with --out")
-    document = tomlkit.parse(_find(ctx, origin)[1])
+    begun, begun_text = _find(ctx, origin)
+    document = tomlkit.parse(begun_text)
     document["name"] = name
     if model is not None:
         document["model"] = {"source": model, "hash": model_hash(model, home_of(ctx).models)}
@@ -146,6 +146,10 @@ def new(
     _set(document, given)
     text = tomlkit.dumps(document)
     made = recipes.parse(text, str(path))
+    if made.objective != begun.objective:
+        _ask_child(
+            f"objective {made.objective.name}", "p2prl.node.objective_process", made.model_dump_json(by_alias=True)
+        )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -165,20 +169,26 @@ def model_hash(source: str, models: Path, wanted: "Recipe | None" = None) -> str
     trial = [] if wanted is None else [wanted.model_dump_json(by_alias=True)]
     if not source.isprintable():
         raise ConfigError(f"the model source {source!r} holds characters that no name has; correct it")
-    command = [sys.executable, "-m", "p2prl.node.prepare_process", source, str(models), *trial]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
-    try:
-        answer = json.loads(done.stdout.decode().strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        raise ConfigError(f"the model {source} can't be prepared; see the messages above") from None
-    if "error" in answer:
-        raise ConfigError(answer["error"])
+    answer = _ask_child(f"model {source}", "p2prl.node.prepare_process", source, str(models), *trial)
     if wanted is not None and answer["hash"] != wanted.model.hash:
         raise ConfigError(
             f"the model {source} here has hash {answer['hash'][:16]}, the recipe wants {wanted.model.hash[:16]}: it is "
             "another model or version. Use the very model that the recipe names"
         )
     return answer["hash"]
+
+
+def _ask_child(what: str, module: str, *args: str) -> dict[str, Any]:
+    """The last line that a child says, which may import what we may not. Raises ConfigError."""
+    command = [sys.executable, "-m", module, *args]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    try:
+        answer = json.loads(done.stdout.decode().strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise ConfigError(f"the {what} can't be prepared; see the messages above") from None
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return answer
 
 
 def _find(ctx: click.Context, name: str) -> "tuple[Recipe, str]":

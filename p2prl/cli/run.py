@@ -83,7 +83,7 @@ def accept_invite(home: Home, text: str, settings) -> tuple[str, tuple[str, ...]
     found = known_recipe(invite, home)
     if found is None:
         transport = make_transport(Identity.load(home.identity), home.identity, settings, invite.swarm_id)
-        found = asyncio.run(fetch_recipe(transport, invite))
+        found = asyncio.run(fetch_recipe(transport, invite, lambda text: click.echo(text, err=True)))
     home.recipes.mkdir(parents=True, exist_ok=True)
     path = home.recipes / f"{invite.swarm_id.hex()[:16]}.toml"
     path.write_text(found, "utf-8")
@@ -131,7 +131,7 @@ async def _serve(home: Home, settings, origins: dict[str, str], chosen, parent_p
     recipe, text = chosen
     node = await open_node(home, settings, recipe)
     serve_recipe(node.state, text)
-    log = logs.set_up(settings.log.level, file=home.logs / "p2prl.jsonl", ring=node.state.events)
+    log = logs.set_up(settings.log.level, file=home.log_file, ring=node.state.events)
     node.control.logs_source, node.control.origins = log, origins
     click.echo(
         f"{node.state.name} runs {recipe.name} (swarm {recipe.swarm_id.hex()[:8]}), role {settings.node.role}. "

@@ -18,7 +18,7 @@ from p2prl.environments.registry import nearest, refuse_unknown
 from p2prl.environments.split import Split
 from p2prl.errors import ConfigError
 
-_OWN = ("hash", "template", "answer", "extract", "grader")
+USUAL = {"hash": "", "template": "{question}", "answer": "answer", "extract": "all", "grader": "exact"}
 _PLACE = re.compile(r"\{([A-Za-z0-9_ -]+)\}")
 _MAX_PROMPT_CHARACTERS = 2**17
 _MAX_CHARACTERS = 2**30  # of all prompts: a long template times many rows
@@ -55,22 +55,22 @@ class RowsEnvironment:
 def load_rows_environment(file: str, params: Mapping[str, object], folders: Sequence[Path]) -> RowsEnvironment:
     """Raises ConfigError for a file that isn't there or another, a missing column, a bad row, an unknown parameter."""
     owner = f"environment dataset:{file}"
-    kind = _text(params, "grader", "exact", owner)
+    kind = _text(params, "grader", owner)
     if kind not in GRADERS:
         raise ConfigError(f"{owner} has no grader {kind!r}; did you mean {nearest(kind, GRADERS)!r}?")
-    refuse_unknown("parameter", params, {*_OWN, *option_names(kind)}, owner)
-    grader = make_grader(kind, {key: value for key, value in params.items() if key not in _OWN}, owner)
-    rule = checked_rule(params.get("extract", "all"), owner)
+    refuse_unknown("parameter", params, {*USUAL, *option_names(kind)}, owner)
+    grader = make_grader(kind, {key: value for key, value in params.items() if key not in USUAL}, owner)
+    rule = checked_rule(params.get("extract", USUAL["extract"]), owner)
     path = rows.find_data(file, folders)
-    wanted, found = _text(params, "hash", "", owner), rows.data_hash(path)
+    wanted, found = _text(params, "hash", owner), rows.data_hash(path)
     if wanted and wanted != found:
         raise ConfigError(
             f"{path} has hash {found[:16]}, the recipe wants {wanted[:16]}: it is another file or another version of it. "
             "Get the very file that the recipe names"
         )
     table = rows.read_rows(path)
-    template = _text(params, "template", "{question}", owner)
-    column = _text(params, "answer", "answer", owner)
+    template = _text(params, "template", owner)
+    column = _text(params, "answer", owner)
     prompts, golds, num_characters = [], [], 0
     for number, row in enumerate(table, 1):
         where = f"row {number} of {path.name}"
@@ -84,8 +84,8 @@ def load_rows_environment(file: str, params: Mapping[str, object], folders: Sequ
     return RowsEnvironment(f"dataset:{file}", prompts, golds, grader, rule, Split.by_row(found, prompts))
 
 
-def _text(params: Mapping[str, object], key: str, usual: str, owner: str) -> str:
-    value = params.get(key, usual)
+def _text(params: Mapping[str, object], key: str, owner: str) -> str:
+    value = params.get(key, USUAL[key])
     if not isinstance(value, str):
         raise ConfigError(f"{owner}: {key} = {value!r} is no text; change it in the recipe")
     return value

@@ -97,6 +97,15 @@ def _text(said: object, what: str) -> str:
 
 def load_plugin(source: str, name: str, params: Mapping[str, object]) -> Plugin:
     """Raises ConfigError for an unknown one, one that can't be loaded, and two of one name."""
+    return _made(_point(source, name), f"{source}:{name}", params)
+
+
+def find_class(source: str, name: str) -> Any:
+    """Of one that could be loaded."""
+    return _point(source, name).load()
+
+
+def _point(source: str, name: str) -> EntryPoint:
     points = [point for point in entry_points(group=GROUP) if point.dist and source_of(point.dist.name) == source]
     full = f"{source}:{name}"
     found = [point for point in points if point.name == name]
@@ -108,7 +117,7 @@ def load_plugin(source: str, name: str, params: Mapping[str, object]) -> Plugin:
             f"there are two environments named {full!r}: {', '.join(sorted(point.value for point in found))}. "
             "Rename one entry point, or uninstall its package"
         )
-    return _made(found[0], full, params)
+    return found[0]
 
 
 def _made(point: EntryPoint, full: str, params: Mapping[str, object]) -> Plugin:

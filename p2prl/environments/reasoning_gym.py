@@ -23,7 +23,7 @@ from p2prl.errors import ConfigError
 
 _MAX_DRAWS = 64
 _SCORES = ("dataset", "last_integer")
-_OWN = ("score", "extract", "template")
+_USUAL = {"score": "dataset", "extract": "all", "template": ""}  # ours, for every data set
 _NUMBER = re.compile(r"(?:(?<![0-9)\]A-Za-z])-)?[0-9]+(?:\.[0-9]+)?")
 _MAX_INTEGER_CHARACTERS = 100
 # Whose constructor takes a tenth of a second and more and has no use for the seed: one is made, and given each seed.
@@ -129,8 +129,8 @@ def load_dataset(dataset: str, params: Mapping[str, object]) -> ReasoningGym:
         ) from error
     owner = f"environment reasoning_gym:{dataset}"
     config = _config_of(dataset, DATASETS)
-    refuse_unknown("parameter", params, {*known_params(config), *_OWN}, owner)
-    given = {key: value for key, value in params.items() if key not in _OWN}
+    refuse_unknown("parameter", params, {*known_params(config), *_USUAL}, owner)
+    given = {key: value for key, value in params.items() if key not in _USUAL}
     own = _own_params(params, owner)
     version = package_version("reasoning-gym")
     try:
@@ -147,6 +147,15 @@ def load_dataset(dataset: str, params: Mapping[str, object]) -> ReasoningGym:
     return environment
 
 
+def usual_params(dataset: str) -> Mapping[str, object]:
+    """What may be set of a data set, and its value otherwise."""
+    from reasoning_gym.factory import DATASETS
+
+    config = _config_of(dataset, DATASETS)
+    usual = None if dataset == "composite" else config()
+    return {key: getattr(usual, key, None) for key in known_params(config)} | _USUAL
+
+
 def _config_of(dataset: str, known: Mapping[str, Any]) -> type:
     if dataset not in known:
         raise ConfigError(f"reasoning-gym has no data set {dataset!r}; did you mean {nearest(dataset, known)!r}?")
@@ -154,12 +163,12 @@ def _config_of(dataset: str, known: Mapping[str, Any]) -> type:
 
 
 def _own_params(params: Mapping[str, object], owner: str) -> dict[str, str]:
-    score = params.get("score", "dataset")
+    score = params.get("score", _USUAL["score"])
     if score not in _SCORES:
         raise ConfigError(f"{owner}: score = {score!r} is unknown; use one of {', '.join(_SCORES)}")
-    template = params.get("template", "")
+    template = params.get("template", _USUAL["template"])
     if not isinstance(template, str) or (template and template.count("{question}") != 1):
         raise ConfigError(f"{owner}: template = {template!r} is no text with {{question}} in it once; change it")
     return {
-        "score": str(score), "extract": checked_rule(params.get("extract", "all"), owner), "template": template
+        "score": str(score), "extract": checked_rule(params.get("extract", _USUAL["extract"]), owner), "template": template
     }  # fmt: skip

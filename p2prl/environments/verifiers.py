@@ -130,7 +130,7 @@ def load_taskset(name: str, params: Mapping[str, object]) -> TasksetEnvironment:
         said = f"{type(error).__name__}: {str(error)[:200]}"
         raise ConfigError(f"{owner} can't be loaded: {said}{_hint(name)}") from error
     plain = env_kind is SingleAgentEnv
-    refuse_unknown("parameter", params, set(config_type.model_fields) - {"id"} | (set() if plain else {"env"}), owner)
+    refuse_unknown("parameter", params, _usual_params(config_type, plain), owner)
     own = {key: value for key, value in params.items() if key != "env"}
     try:
         config = loaders.resolve_env_config({**_table(params), "taskset": own | {"id": name}})
@@ -149,6 +149,22 @@ def load_taskset(name: str, params: Mapping[str, object]) -> TasksetEnvironment:
     return (ConversingTaskset if talks else TasksetEnvironment)(
         f"verifiers:{name}", _version(name), tasks, env, taskset
     )
+
+
+def usual_params(name: str) -> dict[str, Any]:
+    """What may be set of a task set that could be loaded, and its value otherwise."""
+    from verifiers.v1.envs.single_agent import SingleAgentEnv  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
+
+    return _usual_params(loaders.taskset_config_type(name), loaders.environment_class(name) is SingleAgentEnv)
+
+
+def _usual_params(config_type: Any, plain: bool) -> dict[str, Any]:
+    usual: dict[str, Any] = {} if plain else {"env": {}}
+    for key, field in config_type.model_fields.items():
+        if key != "id":
+            usual[key] = None if field.is_required() or field.default_factory else field.default
+    return usual
 
 
 def _table(params: Mapping[str, object]) -> dict[str, Any]:

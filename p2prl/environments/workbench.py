@@ -22,6 +22,7 @@ from p2prl.environments.guarded import Guarded
 from p2prl.environments.judge import RewardFailed
 from p2prl.environments.messages import Failed
 from p2prl.environments.mixture import Mixture, converses
+from p2prl.environments.parameters import parameters
 from p2prl.environments.registry import HELD_OUT_FROM, Environment, full_name
 from p2prl.environments.rows import data_hash, find_data
 from p2prl.environments.spec import Spec
@@ -124,20 +125,11 @@ def show(question: ShowQuestion) -> ShowAnswer:
     member, folders = question.spec.members[0], [Path(folder) for folder in question.spec.folders]
     environment, full = bench.environment, full_name(member.name, folders)
     source, _, rest = full.partition(":")
-    parameters: tuple[str, ...] = ()
-    if source == "reasoning_gym":
-        from reasoning_gym.factory import DATASETS
-
-        from p2prl.environments.gym_params import known_params
-
-        config = DATASETS[rest][1]
-        usual = config() if rest != "composite" else None
-        parameters = tuple(f"{key} = {getattr(usual, key, None)!r}" for key in known_params(config))
     return ShowAnswer(
         environment.name, environment.version, environment.num_prompts,
         tuple(_shown(bench, index) for index in range(question.count)), _shown(bench, HELD_OUT_FROM),
-        getattr(environment, "unsafe", ""), data_hash(find_data(rest, folders)) if source == "dataset" else "", parameters,
-        converses(environment),
+        getattr(environment, "unsafe", ""), data_hash(find_data(rest, folders)) if source == "dataset" else "",
+        parameters(full, member.params), converses(environment),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class Part:
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
     faults: tuple[str, ...] = ()  # why the step must be skipped
+    log_ratios: tuple[tuple[int, float], ...] = ()  # by a group's place among the learner's own: merged, they are none
 
 
 def merge(parts: Sequence[Part]) -> Part:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from p2prl.errors import LearnerError, P2prlError
 from p2prl.learner import checkpoint, messages
 from p2prl.learner.collate import collate
-from p2prl.learner.committee import merge
+from p2prl.learner.committee import Part, merge
 from p2prl.learner.objective_options import check_objective, objective_call
 from p2prl.learner.policy import Policy
 from p2prl.learner.publish import Folders, publish
@@ -84,7 +84,8 @@ class Learner:
             )
         rows = collate(step, self._recipe.learner.max_age)
         marks.append(time.perf_counter())
-        part = merge([compute_part(self._policy, rows, self._recipe)])
+        mine = compute_part(self._policy, rows, self._recipe)
+        part = merge([mine])
         rho_on = step.rho_on or measure_rho_on(self._policy, part, step, self._recipe)
         marks.append(time.perf_counter())
         self._policy.version = UNSETTLED  # until the result is on disk; a failure needs a Follow
@@ -104,6 +105,7 @@ class Learner:
             num_answers=part.num_answers,
             num_tokens=part.num_tokens,
             wall_s=marks[-1] - marks[0],
+            log_ratios=by_group(mine, len(step.groups)),
         )
         notes = (done.skipped, self._clip_note(done.metrics, version.step), *published.notes)
         return messages.Trained(number, report, tuple(note for note in notes if note))
@@ -117,6 +119,14 @@ class Learner:
             f"{share:.0%} of the fresh answers were clipped, so nothing is learned from them; "
             "if it goes on, a wider objective.clip in the recipe may learn more"
         )
+
+
+def by_group(part: Part, num_groups: int) -> tuple[tuple[float, ...], ...]:
+    """The part's log ratios; () for a group without a usable answer."""
+    found: list[list[float]] = [[] for _ in range(num_groups)]
+    for group, log_ratio in part.log_ratios:
+        found[group].append(log_ratio)
+    return tuple(map(tuple, found))
 
 
 def start(setup: messages.Setup) -> tuple[Learner, messages.Ready]:

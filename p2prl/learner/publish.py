@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from blake3 import blake3
 
 from p2prl.errors import BadRecord, DeltaError, StoreError
-from p2prl.records import PIECE_BYTES, Content, DeltaBase, Hash, Version
+from p2prl.records import Content, DeltaBase, Hash, Version
 from p2prl.weights import delta
 from p2prl.weights.chain import ANCHOR, DELTA
+from p2prl.weights.contents import content_of
 from p2prl.weights.store import commit, path_of, staged_path
 
 DELTA_SHARE = 0.9  # of the state's bytes: what is not smaller is no delta worth having
@@ -122,17 +122,6 @@ def _make_delta(
         raise _no_store(blobs, error) from error
     finally:
         staged.unlink(missing_ok=True)
-
-
-def content_of(path: Path, kind: str, base: Version | None) -> Content:
-    """How a manifest names the content that this file is."""
-    whole, pieces, num_bytes = blake3(), [], 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            whole.update(piece)
-            pieces.append(blake3(piece).digest())
-            num_bytes += len(piece)
-    return Content(kind, base, whole.digest(), num_bytes, tuple(pieces))
 
 
 def _no_store(folder: Path, error: OSError) -> StoreError:

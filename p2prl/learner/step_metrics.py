@@ -60,6 +60,7 @@ def with_sums(
     return replace(
         with_ess(part, batch, tokens.logp, objective),
         sums=part.sums | {name: part.sums.get(name, 0.0) + value for name, value in sums.items()},
+        log_ratios=(*part.log_ratios, *_log_ratios(batch, tokens.logp)),
     )
 
 
@@ -112,6 +113,11 @@ def _token_sums(batch: Batch, tokens: TokenLogprobs) -> dict[str, float]:
         "entropy": tokens.entropy.sum().item(),
         "log_ratio": log_ratio(batch, tokens.logp).sum().item(),
     }
+
+
+@torch.no_grad()
+def _log_ratios(batch: Batch, logp: Tensor) -> list[tuple[int, float]]:
+    return list(zip(batch.group[batch.live].tolist(), log_ratio(batch, logp).tolist(), strict=True))
 
 
 @torch.no_grad()

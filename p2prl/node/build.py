@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -32,7 +33,7 @@ from p2prl.learner import messages as learner_messages
 from p2prl.metrics import Metrics
 from p2prl.node import disk
 from p2prl.node.base_model import prepare_base
-from p2prl.node.children import Child
+from p2prl.node.children import Child, open_log
 from p2prl.node.control import Control
 from p2prl.node.engine_keeper import child_environ, child_threads, engine_child
 from p2prl.node.environment_client import EnvironmentClient
@@ -66,8 +67,8 @@ DISK_S = 30.0
 class Node:
     """One daemon. Make it with `open_node`."""
 
-    def __init__(self, state: NodeState, lock: FileLock, web_socket: socket.socket, child_log: int) -> None:
-        self.state, self._lock, self._web_socket = state, lock, web_socket
+    def __init__(self, state: NodeState, lock: FileLock, web_socket: socket.socket, child_log: IO[bytes]) -> None:
+        self.state, self._lock, self._web_socket, self._child_log = state, lock, web_socket, child_log
         self.stopping = asyncio.Event()
         self._drain_s = DRAIN_S
         threads = child_threads(state.config)
@@ -133,6 +134,8 @@ class Node:
                 await transport.stop()
 
     def _on_death(self, why: str) -> None:
+        if self.state.draining:
+            return  # whoever stopped us stopped it too, as systemd does
         self.state.emit("log", level="warning", event="a child died; it is started again when it is needed", why=why)
 
     def _on_fatal(self, failure: P2prlError) -> None:
@@ -212,6 +215,7 @@ class Node:
 
     async def _close(self) -> None:
         await self.loops.stop()
+        self._child_log.close()
         await self.state.transport.stop()
         self.state.events.close()
         if self._server is not None:
@@ -231,13 +235,16 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         base = Version(0, 0, bytes.fromhex(recipe.model.hash))
         store = Store.open(home.database, SystemClock().unix())
         events = Ring(first_id=int(SystemClock().unix() * 1000))
-        child_log = os.open(home.logs / "children.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        child_log = open_log(home)
         boot_id = secrets.token_bytes(8)
         metrics = Metrics(__version__, environment=recipe.environment.name, refusals=tuple(REASONS))
         metrics.start_timestamp.set(SystemClock().unix())
 
         def on_fault(peer: str, error: PeerError) -> None:
             state.blame(error, peer)
+
+        def is_stopping() -> bool:
+            return state.draining
 
         state = NodeState(
             home=home,
@@ -247,7 +254,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
             boot_id=boot_id,
             clock=SystemClock(),
             transport=MeteredTransport(
-                make_transport(identity, home.identity, config, recipe.swarm_id, on_fault),
+                make_transport(identity, home.identity, config, recipe.swarm_id, on_fault, is_stopping),
                 SystemClock(),
                 up=config.swarm.up or None,
                 down=config.swarm.down or None,
@@ -278,6 +285,7 @@ def make_transport(
     config: NodeConfig,
     swarm: bytes,
     on_fault: Callable[[str, PeerError], None] | None = None,
+    is_stopping: Callable[[], bool] | None = None,
 ) -> Transport:
     from p2prl.swarm.libp2p.transport import Libp2pTransport  # imports hivemind: seconds
 
@@ -291,6 +299,8 @@ def make_transport(
     )
     if on_fault is not None:
         transport.on_fault(on_fault)
+    if is_stopping is not None:
+        transport.stops_while(is_stopping)
     return transport
 
 

@@ -12,10 +12,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from p2prl import exits
 from p2prl.errors import P2prlError
+from p2prl.paths import Home
 from p2prl.pipes import AsyncPipe, PipeClosed
 
 NOTICES = ("Beat", "Planned")  # names of what is no reply
@@ -35,10 +36,10 @@ class Child:
         reply_type: Any,
         *,
         environ: Mapping[str, str],
-        stderr: int | None = None,
+        stderr: IO[bytes] | int | None = None,
         patience_s: float = 3.0,
     ) -> None:
-        """`patience_s`: how long it may take to end by itself."""
+        """`stderr`: what it prints goes there, stdout too; `patience_s`: how long it may take to end by itself."""
         self.module, self._args, self._reply_type = module, tuple(args), reply_type
         self._environ, self._stderr, self._patience_s = dict(environ), stderr, patience_s
         self._process: asyncio.subprocess.Process | None = None
@@ -163,9 +164,15 @@ class Child:
         for future in self._waiting.values():
             if not future.done() and not from_reader:
                 future.set_exception(ChildDied(why))
-        return f"{why} ({describe_exit(code)})"
+        log = "" if self._stderr is None or isinstance(self._stderr, int) else str(self._stderr.name)
+        return f"{why} ({describe_exit(code, log)})"
 
 
-def describe_exit(code: int) -> str:
+def open_log(home: Home) -> IO[bytes]:
+    """Where the children of a home print, by its name in messages of theirs; for its owner alone."""
+    return open(home.children_log, "ab", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def describe_exit(code: int, log: str = "") -> str:
     said = exits.describe_exit(code)
-    return said if code <= 0 else f"{said}; what it said last is in logs/children.log"
+    return f"{said}; what it said last is in {log}" if code > 0 and log else said

@@ -8,6 +8,7 @@ two of them the others of that group are not judged. Whoever made the group came
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import IO
 
 import msgspec
 
@@ -41,7 +42,7 @@ TURNS_AT_ONCE = 8
 
 
 class EnvironmentClient:
-    def __init__(self, recipe: Recipe, home: Home, stderr: int | None = None) -> None:
+    def __init__(self, recipe: Recipe, home: Home, stderr: IO[bytes] | None = None) -> None:
         spec = spec_of(recipe.environment, data_folders((home.datasets,)))
         self._num_turns = spec.rules.max_turns
         # The child does one thing at a time: whoever asks it may have to wait for somebody else's group.

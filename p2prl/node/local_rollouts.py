@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 
@@ -232,7 +232,7 @@ class LocalRollouts:
 
 
 def local_rollouts(
-    recipe: Recipe, home: Home, config: NodeConfig, say: Callable[[str], None], child_log: int
+    recipe: Recipe, home: Home, config: NodeConfig, say: Callable[[str], None], child_log: IO[bytes]
 ) -> LocalRollouts:
     """With children that are not started yet."""
     environment = EnvironmentClient(recipe, home, child_log)

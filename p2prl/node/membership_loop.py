@@ -8,6 +8,7 @@ clock that is off by what three peers tell. What a stranger says in a call of hi
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from p2prl import __version__, codec
@@ -22,9 +23,11 @@ from p2prl.swarm.transport import JoinReport
 DIRECTORY = "members"
 TTL_S = 45.0
 ROUND_S = 2.0
+NEWS_S = 5.0  # our record is renewed so soon where it names an older version than we hold
 LEAST_PAUSE_S = 0.25
 REDIAL_S = 5.0
 HELLO = "p2prl/hello"
+CHECK = "check that a node runs there, that the address is right, and the firewalls between"
 NEWCOMER_S = 60.0  # of two nodes with one identity the newcomer gives way; a wrong clock stops a newcomer alone
 MAX_GREETED = 64
 MAX_STRANGERS = 1024
@@ -43,6 +46,7 @@ class MembershipLoop:
         self._state = state
         self._bootstraps = bootstraps
         self._sequence = self._round = 0
+        self._published_at, self._published = -math.inf, state.head  # of our newest record that was taken
         self._read: dict[str, bytes] = {}  # records as they were last read from the directory
         self._began = state.now()
         self._offsets: dict[str, float] = {}  # of our clock to those of the peers that answered in this round
@@ -51,16 +55,15 @@ class MembershipLoop:
         state.transport.serve(HELLO, self.on_hello)
 
     async def run(self) -> None:
-        next_record = next_dial = 0.0
+        next_dial = 0.0
         while True:
             now = self._state.now()
             if now >= next_dial and not await self._connected():
                 await self.dial()
                 next_dial = self._state.now() + REDIAL_S
             await self._read_directory()  # before our first record covers that of another boot of us
-            if now >= next_record:
+            if is_due(self._state.now(), self._published_at, self._state.head != self._published):
                 await self.publish()
-                next_record = self._state.now() + TTL_S / 3
             await self._greet_all()
             if len(self._state.live()) > 1:  # whoever dialled whom
                 self._joined()
@@ -80,10 +83,9 @@ class MembershipLoop:
         dead = [report for report in self.reports if not report.peer]
         self._state.joined = any(report.peer for report in self.reports)
         if not self._state.joined:
-            first = dead[0]
-            self._state.note(
-                "no_peers", f"no bootstrap answers ({first.address}: {first.error})", "p2prl keeps dialling"
-            )
+            first, others = dead[0], f", nor at {len(dead) - 1} more addresses" if len(dead) > 1 else ""
+            text = f"no peer answers at {first.address} ({first.error}){others}"
+            self._state.note("no_peers", text, f"p2prl keeps dialling; {CHECK}")
         else:
             self._joined()
 
@@ -104,11 +106,13 @@ class MembershipLoop:
             raise PreflightFailed(text)
 
     async def publish(self) -> None:
-        """Renew our record in the directory."""
+        """Renew our record in the directory; what nobody took is put there again in the next round."""
         self._sequence += 1
-        record = codec.seal(self._state.info(self._sequence), self._state.identity, self._state.swarm)
+        info = self._state.info(self._sequence)
+        record = codec.seal(info, self._state.identity, self._state.swarm)
         try:
-            await self._state.transport.put(DIRECTORY, record, ttl_s=TTL_S)
+            if await self._state.transport.put(DIRECTORY, record, ttl_s=TTL_S):
+                self._published_at, self._published = self._state.now(), info.held
         except PeerError as error:
             self._state.blame(error)
 
@@ -244,3 +248,8 @@ class MembershipLoop:
             f"p2prl {__version__}",
             state.clock.unix(),
         )
+
+
+def is_due(now: float, published_at: float, is_news: bool) -> bool:
+    """Whether our record is to be renewed: in time before it ends, and soon when our version has changed."""
+    return now - published_at >= (NEWS_S if is_news else TTL_S / 3)

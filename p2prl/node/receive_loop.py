@@ -15,12 +15,13 @@ import msgspec
 from p2prl import codec
 from p2prl.buffer import admission
 from p2prl.environments.messages import Judgement
-from p2prl.errors import BadRecord, P2prlError, PeerError, StoreError, TooLarge, Unreachable
+from p2prl.errors import P2prlError, PeerError, StoreError, TooLarge, Unreachable
 from p2prl.node.announcements import AGAIN_S, TOPIC, announce_again
 from p2prl.node.ports import EnvironmentPort
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import end_tasks
 from p2prl.node.unplaced import Unplaced
+from p2prl.node.verdicts import Verdicts
 from p2prl.node.weights_loop import WeightsLoop
 from p2prl.records import Announcement, Count, Group, GroupHeader, Hash, PeerId, Verdict, Version, Wire
 from p2prl.rollout import worker
@@ -30,8 +31,6 @@ from p2prl.swarm.head import is_better
 
 PULL_LIMIT = 256
 DIGEST_S = 3.0
-PASSING = frozenset({"duplicate", "quarantined"})  # refusals that say nothing against the group itself
-VERDICT_BATCH = 160  # fit into one call, whatever they say
 PULL_S = 60.0  # for one request of bodies; whoever serves slower is asked for fewer the next time round
 MAX_ASKED = 64  # by a new leader, at once
 
@@ -58,10 +57,6 @@ class DigestReply(Wire, frozen=True):
     num_groups: Count = 0
 
 
-class VerdictBatch(Wire, frozen=True):
-    verdicts: tuple[Verdict, ...]
-
-
 class ReceiveLoop:
     def __init__(
         self, state: NodeState, environment: EnvironmentPort, rules: admission.AdmissionRules, weights: WeightsLoop
@@ -75,10 +70,9 @@ class ReceiveLoop:
             lottery=lambda maker, version, counter: prompt_index(maker, version, counter, num_prompts),
         )
         self._wake = asyncio.Event()
-        self._verdicts: dict[str, list[Verdict]] = {}
+        self.verdicts = Verdicts(state)
         self._pulls: dict[asyncio.Task, None] = {}
-        self._talks: dict[asyncio.Task, None] = {}  # digests and verdicts on their way
-        self._told: set[str] = set()  # makers whose verdicts are on their way
+        self._talks: dict[asyncio.Task, None] = {}  # digests on their way
         self._random = random.Random(state.boot_id)
         self.admitted = asyncio.Event()
         self.arrived: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(1024)
@@ -88,7 +82,6 @@ class ReceiveLoop:
         transport.subscribe(TOPIC, self._on_announcement)
         transport.serve_stream("group", self._serve_groups)
         transport.serve("digest", self._on_digest)
-        transport.serve("verdicts", self._on_verdicts)
 
     def set_vocab_size(self, vocab_size: int | None) -> None:
         """Known once an engine is up; the learner's embedding must not see ids beyond it."""
@@ -113,7 +106,7 @@ class ReceiveLoop:
                 self._expire()
                 self._offer_unjudged()
                 self._exchange_digests()
-            self._send_verdicts()
+            self.verdicts.send()
 
     async def run_admission(self) -> None:
         """Examine what arrived, in batches that the environment process judges together."""
@@ -127,6 +120,7 @@ class ReceiveLoop:
         """End the pulls and the talks that are under way."""
         await end_tasks([*self._pulls, *self._talks])
         await self._unplaced.stop()
+        await self.verdicts.stop()
 
     def offer_own(self, sealed: bytes) -> None:
         """A group of ours: admitted by the same rules, without a pull."""
@@ -253,7 +247,6 @@ class ReceiveLoop:
                 state.store.save_verdict(verdict, state.clock.unix())
                 state.wanted.own(sealed.signer, worker.header(sealed.record, sealed.id, len(data)), state.now())
                 self._judged(sealed, verdict)
-                self._tell(sealed.signer, verdict)
             else:
                 self._refuse(sealed, verdict)
 
@@ -262,11 +255,9 @@ class ReceiveLoop:
         return max((version for version in group.versions if self._state.age_of(version) is None), default=None)
 
     def _judged(self, sealed: codec.Sealed[Group], verdict: Verdict) -> None:
-        """What a verdict does to its maker's standing, and to our figures."""
-        state, now = self._state, self._state.clock.unix()
-        state.measures.judged(verdict.admitted, verdict.reason, now - sealed.record.made_at)
-        if sealed.signer != state.me and state.standings.judged(sealed.signer, verdict, now):
-            state.emit("log", level="warning", event="peer in quarantine", peer=sealed.signer, why=verdict.reason)
+        lag_s = self._state.clock.unix() - sealed.record.made_at
+        self._state.measures.judged(verdict.admitted, verdict.reason, lag_s)
+        self.verdicts.judged(sealed.signer, verdict)
 
     def _seen(self, group_id: bytes) -> bool:
         """Judged here before (ours wait unjudged until we stand by), or trained on."""
@@ -290,9 +281,8 @@ class ReceiveLoop:
         state.store.save_verdict(verdict, state.clock.unix())
         state.wanted.forget((sealed.id,))
         self._judged(sealed, verdict)
-        self._tell(sealed.signer, verdict)
 
-    # -- digests and verdicts ---------------------------------------------------------------------------------------
+    # -- digests ----------------------------------------------------------------------------------------------------
 
     def _exchange_digests(self) -> None:
         """Ask two random peers (a new leader: all) what we missed."""
@@ -339,54 +329,3 @@ class ReceiveLoop:
         lacking = gossip.missing([header for _, header in held], request.prefixes)
         offers = tuple(Offer(makers[header.id], header) for header in lacking[:256])
         return codec.encode(DigestReply(offers, state.head, state.head_id, state.num_groups))
-
-    def _tell(self, maker: str, verdict: Verdict) -> None:
-        if not self._state.leads:
-            return  # our own judgement: the leader's is the one that counts
-        if maker == self._state.me:
-            self._count_verdict(verdict)
-        else:
-            batch = self._verdicts.setdefault(maker, [])
-            if len(batch) < VERDICT_BATCH:
-                batch.append(verdict)
-
-    def _send_verdicts(self) -> None:
-        """One call to a maker at a time; nobody waits for one that does not answer."""
-        for maker in [maker for maker in self._verdicts if maker not in self._told]:
-            self._told.add(maker)
-            self._talk(self._send(maker, tuple(self._verdicts.pop(maker))), f"verdicts to {maker}")
-
-    async def _send(self, maker: str, verdicts: tuple[Verdict, ...]) -> None:
-        try:
-            await self._state.transport.call(maker, "verdicts", codec.encode(VerdictBatch(verdicts)))
-        except PeerError as error:
-            self._state.blame(error, maker)
-        finally:
-            self._told.discard(maker)
-
-    async def _on_verdicts(self, peer: str, body: bytes) -> bytes:
-        batch = codec.decode(body, VerdictBatch)
-        if peer != self._state.election.leader:
-            return b""  # of a leader of before, or of nobody whose verdicts count
-        for verdict in batch.verdicts:
-            self._count_verdict(verdict)
-            if peer == self._state.election.leader and not verdict.admitted and verdict.reason not in PASSING:
-                self._give_up(verdict)
-        return b""
-
-    def _give_up(self, verdict: Verdict) -> None:
-        """Who trains refused it for good: it waits no longer, and something else may be drawn in its place."""
-        state = self._state
-        row = state.store.group(verdict.group_id)
-        if row is not None and row.own and row.state in ("own", "admitted"):
-            state.store.drop([verdict.group_id], verdict.reason[:64], state.clock.unix())
-            state.wanted.forget([verdict.group_id])
-
-    def _count_verdict(self, verdict: Verdict) -> None:
-        counts = self._state.counts
-        if verdict.admitted:
-            counts.admitted += 1
-        elif verdict.reason != "duplicate":
-            if len(counts.refused) >= 64 and verdict.reason not in counts.refused:
-                raise BadRecord("too many kinds of refusal")
-            counts.refused[verdict.reason] = counts.refused.get(verdict.reason, 0) + 1

@@ -13,6 +13,7 @@ import os
 
 from p2prl import codec
 from p2prl.buffer import replay
+from p2prl.buffer.claims import Claims
 from p2prl.errors import P2prlError
 from p2prl.learner import messages
 from p2prl.node.election_loop import ElectionLoop
@@ -42,6 +43,7 @@ class TrainLoop:
         self._last_step_at = float("-inf")
         self._waiting_since: dict[bytes, float] = {}
         self._threads = 1
+        self._claims = Claims()
         self.last: dict[str, float] = {}
 
     def set_threads(self, threads: int) -> None:
@@ -145,6 +147,7 @@ class TrainLoop:
             self._weights.versions.came_to_nothing(report)
             return
         self._publish(report, groups, ids, ages)
+        self._doubt(report, groups, ids)
         await self._checkpoint_when_due()
 
     def _bases(self) -> tuple[tuple[DeltaBase, ...], bool]:
@@ -192,6 +195,12 @@ class TrainLoop:
         self._weights.adopt(manifest_id)
         self._holds = manifest_id
         self._election.renew()
+
+    def _doubt(self, report: StepReport, groups: list[Group], ids: list[bytes]) -> None:
+        """Makers whose answers nobody draws by the log-probs they claim: nothing more is taken from them for a while."""
+        for group, group_id, log_ratios in zip(groups, ids, report.log_ratios, strict=True):
+            if self._claims.drew(group.maker, log_ratios):
+                self._receive.verdicts.disbelieve(group.maker, group_id)
 
     def _votes(self, report: StepReport) -> tuple[bytes, ...]:
         """The mandate, where the parent is not of our term: also when another branch won over our first version."""

@@ -181,6 +181,7 @@ class LearnerScript:
             num_answers=len(rewards),
             num_tokens=sum(len(t.completion.token_ids) for group in step.groups for t in group.trajectories),
             wall_s=self._pace.step_s,
+            log_ratios=tuple((0.0,) * len(group.trajectories) for group in step.groups),
         )
 
 

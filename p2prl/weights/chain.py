@@ -7,7 +7,7 @@ hash, so two versions of the same weights share it.
 
 Invariants: a path begins at a state that is held or at an anchor, and each way on it begins where the one before ended;
 no path costs fewer bytes. What is in use and the head's state are never garbage; what is kept fits the budget, but for
-those. A manifest is refused by its sizes before anything of it is fetched.
+those. A manifest is refused by its sizes and names before anything of it is fetched.
 """
 
 import heapq
@@ -19,7 +19,7 @@ import msgspec
 
 from p2prl.errors import BadRecord
 from p2prl.records import Content, Hash, Manifest, Version
-from p2prl.weights.messages import check_sizes
+from p2prl.weights.contents import check_content
 
 ANCHOR, DELTA = "anchor", "delta"
 MAX_VERSION_BYTES = 2**40
@@ -88,7 +88,7 @@ def check(manifest: Manifest, most_bytes: int = MAX_VERSION_BYTES) -> None:
         if content.base is not None and content.base.step >= manifest.version.step:
             raise BadRecord(f"{name} has a delta from {content.base}, which is not before it", peer=who)
         try:
-            check_sizes(content, most_bytes)
+            check_content(content, most_bytes)
         except BadRecord as error:
             raise BadRecord(f"{name} announces {error}", peer=who) from None
     if len({content.content_hash for content in manifest.contents}) != len(manifest.contents):

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from p2prl.errors import BadRecord
-from p2prl.records import PIECE_BYTES, Content, Count, Hash, PeerId, Wire
+from p2prl.records import PIECE_BYTES, Count, Hash, PeerId, Wire
 
 HAVE, PIECES = "have", "weights"
 MAX_PIECES = 2**16  # of one content: 256 GiB
@@ -60,10 +59,3 @@ def from_bits(bits: bytes, num_pieces: int) -> frozenset[int]:
 def piece_bytes(content_bytes: int, index: int) -> int:
     """The length of a piece: the last one is shorter."""
     return max(0, min(PIECE_BYTES, content_bytes - index * PIECE_BYTES))
-
-
-def check_sizes(content: Content, most_bytes: int) -> None:
-    """What lies about its sizes, or is of more than `most_bytes`, is refused before a byte is fetched."""
-    expected = -(-content.content_bytes // PIECE_BYTES)
-    if not 0 < content.content_bytes <= most_bytes or len(content.pieces) != expected or expected > MAX_PIECES:
-        raise BadRecord(f"a content of {content.content_bytes} bytes in {len(content.pieces)} pieces")

@@ -4,8 +4,8 @@ In: pieces of any order, from anybody. Out: the whole file under its name, or af
 
 Invariants: only a piece whose blake3 fits is written, at its place, never beyond what the content announces; the list
 names a piece after it was written, and whoever opens it hashes again what it names: a torn or false list loses pieces
-and is never an error. The file gets its name only when the blake3 of the whole fits. Methods block: call them in
-threads; a method of a closed file does nothing.
+and is never an error. A name stands for one list of pieces, so a piece that fits is right for ever, and all of them are
+the file. Methods block: call them in threads; a method of a closed file does nothing.
 """
 
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from p2prl.errors import BadRecord, StoreError, Unreachable
+from p2prl.errors import StoreError
 from p2prl.records import PIECE_BYTES, Content, Hash
 from p2prl.weights.messages import piece_bytes
 
@@ -99,7 +99,6 @@ class Partial:
         self._disk = disk
         self._lock = threading.Lock()
         self._is_open = True
-        self._whole, self._num_hashed = blake3(), 0  # of the pieces at the beginning, without a hole
 
     @classmethod
     def open(cls, folder: Path, content: Content, disk: Disk | None = None) -> "Partial":
@@ -133,22 +132,12 @@ class Partial:
         with self._lock:
             if self._is_open and index not in self.have:
                 try:
-                    self._hash_on()
                     self._disk.write(self._file, data, index * PIECE_BYTES)
                     self._disk.append(self._list, _record(index, self.content))
                 except OSError as error:
                     raise _no_store(self.target, error) from error
                 self.have.add(index)
-                if index == self._num_hashed:
-                    self._num_hashed += 1
-                    self._whole.update(data)
         return True
-
-    def _hash_on(self) -> None:
-        """Into the whole's hash: what follows without a hole and lies on the disk."""
-        while self._num_hashed in self.have:
-            self._whole.update(os.pread(self._file, PIECE_BYTES, self._num_hashed * PIECE_BYTES))
-            self._num_hashed += 1
 
     @property
     def is_whole(self) -> bool:
@@ -162,22 +151,12 @@ class Partial:
         return PIECE_BYTES * len(self.have) - cut
 
     def finish(self) -> Path:
-        """Give the whole file its name. BadRecord when the pieces do not make the content: then all of it goes.
-
-        Unreachable when one of them rotted on this disk: it is lost when the file is opened again.
-        """
+        """Give the whole file its name; what rotted since it was verified is found by whoever uses it."""
         part, listed = part_paths(self.target.parent.parent, self.content.content_hash)
         with self._lock:
             if not (self._is_open and self.is_whole):
                 raise ValueError("only a whole, open file can be finished")
             try:
-                self._hash_on()
-                if self._whole.digest() != self.content.content_hash:
-                    if not all(_is_whole(self._file, self.content, index) for index in self.have):
-                        raise Unreachable(f"a piece of {self.target.name[:16]} rotted on this disk and is got again")
-                    self._disk.unlink(listed)
-                    self._disk.unlink(part)
-                    raise BadRecord("the pieces that a manifest lists do not make the content that it names")
                 self._disk.sync(self._file)
                 self._disk.rename(part, self.target)
                 _sync_folder(self.target.parent, self._disk)

@@ -44,7 +44,7 @@ CHUNK_BYTES = 2**20  # read at once, in a thread
 RECHECK_S = 600.0
 MAX_CHECKED = 2**16  # pieces that are remembered as whole: 256 GiB of contents
 Find = Callable[[bytes], Path | None]
-Expect = Callable[[bytes], Collection[tuple[Hash, ...]]]
+Expect = Callable[[bytes], tuple[Hash, ...]]
 
 
 async def _keep(content_hash: bytes) -> None:
@@ -54,8 +54,8 @@ async def _keep(content_hash: bytes) -> None:
 class PieceServer:
     """Registers `weights` and `have`. `find` gives the whole file of a content hash, and may not block for long.
 
-    `expect` gives the lists of pieces that manifests name for a content, and may not block for long either: there may be
-    several, as anybody may publish a false one. Where a piece is in none of them, `rotted` is awaited.
+    `expect` gives the list of pieces that a manifest has for a content, checked against its name, () where none has one;
+    it may not block for long either. Where a piece is not as listed, `rotted` is awaited.
 
     `partials` are the contents on their way: `fetch` puts its own there. While `spares()` each piece goes to few peers.
     `item_bytes()` is the longest item that keeps the upload even under its cap; the transport's own word by default.
@@ -181,7 +181,7 @@ class PieceServer:
         for path, partial in self._paths(content_hash):
             with contextlib.suppress(OSError):  # what can't be read is not here for others
                 num_bytes = path.stat().st_size
-                pieces = self._expect(content_hash) if partial is None else (partial.content.pieces,)
+                pieces = self._expect(content_hash) if partial is None else partial.content.pieces
                 return _Held(num_bytes if pieces else 0, partial, pieces)
         return _Held(0, None, ())
 
@@ -201,14 +201,11 @@ class PieceServer:
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """What we have of a content: its whole length, and the partial file where not all of it is here.
-
-    `pieces`: lists of hashes; a piece is right when one of them says so.
-    """
+    """What we have of a content: its whole length, the partial file where not all of it is here, its pieces' hashes."""
 
     num_bytes: int
     partial: Partial | None
-    pieces: Collection[tuple[Hash, ...]]
+    pieces: tuple[Hash, ...]
 
     @property
     def num_pieces(self) -> int:
@@ -222,4 +219,4 @@ class _Held(msgspec.Struct, frozen=True):
         return self.partial is None or index in self.partial.have
 
     def fits(self, index: int, digest: Hash) -> bool:
-        return any(index < len(pieces) and pieces[index] == digest for pieces in self.pieces)
+        return index < len(self.pieces) and self.pieces[index] == digest

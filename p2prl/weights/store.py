@@ -15,12 +15,12 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
-from blake3 import blake3
 
 from p2prl.errors import PeerError, StoreError
 from p2prl.models.state import state_hash
 from p2prl.records import Hash
 from p2prl.weights.chain import Garbage, Held
+from p2prl.weights.contents import name_of_file
 from p2prl.weights.partial import content_path as path_of
 from p2prl.weights.partial import left_over, part_bytes, part_paths, parts_in
 
@@ -209,13 +209,9 @@ def wrong_state(path: Path, name: Hash) -> str:
 def wrong_content(path: Path, name: Hash) -> str:
     """The same of a content."""
     try:
-        return "" if content_digest(path) == name else "its hash is another"
+        return "" if name_of_file(path) == name else "its hash is another"
     except OSError as error:
         return str(error.strerror or error)
-
-
-def content_digest(path: Path) -> Hash:
-    return blake3().update_mmap(path).digest()
 
 
 def _named(folder: Path) -> Iterable[tuple[Hash, int]]:

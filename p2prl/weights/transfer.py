@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2prl.records import Content
 from p2prl.swarm.metered_transport import MeteredTransport
-from p2prl.weights.messages import check_sizes
+from p2prl.weights.contents import check_content
 from p2prl.weights.partial import Disk, Partial, content_path
 from p2prl.weights.pull import Options, Progress, Pull, Surroundings
 
@@ -29,11 +29,11 @@ async def fetch(
 ) -> Path:
     """The whole content, verified, in `folder`; `holders` gives who may have it, the likeliest first.
 
-    Raises Unreachable when nobody gives what is missing, BadRecord for sizes or a whole that the publisher lied about,
+    Raises Unreachable when nobody gives what is missing, BadRecord for a content that contradicts itself,
     StoreError for our disk. What was verified stays.
     """
     options, node = options or Options(), node or Surroundings()
-    check_sizes(content, options.most_bytes)
+    check_content(content, options.most_bytes)
     target = content_path(folder, content.content_hash)
     if await asyncio.to_thread(target.is_file):
         return target

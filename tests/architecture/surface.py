@@ -15,7 +15,7 @@ from p2prl import codec, config, errors, metrics, recipe, records, status
 from p2prl.buffer.admission import REASONS
 from p2prl.cli.main import COMMANDS, group
 from p2prl.events import TYPES, Ring
-from p2prl.node import manifests, receive_loop
+from p2prl.node import manifests, receive_loop, verdicts
 from p2prl.web.app import Counted, Door, make_app
 from p2prl.weights import messages
 
@@ -40,7 +40,7 @@ def surface() -> dict[str, Any]:
 
 def wire_records() -> list[type[msgspec.Struct]]:
     """Everything that leaves the process, in the order of the modules."""
-    modules = (records, receive_loop, manifests, messages)
+    modules = (records, receive_loop, verdicts, manifests, messages)
     return list(dict.fromkeys([codec.Envelope, *(kind for module in modules for kind in _wire_of(module))]))
 
 

@@ -1,5 +1,6 @@
 """A node at its start and end: a wrong clock, a wrong network, ports in use, Ctrl-C once and twice."""
 
+import os
 import signal
 import socket
 import sys
@@ -138,6 +139,25 @@ def test_ctrl_c_drains(make_node) -> None:
     node.start()  # nothing of what it had is lost
     node.wait(lambda: node.step() >= before, "the version of before")
     assert node.end() == 0
+
+
+@pytest.mark.parametrize("whom", ["its process group", "all its processes"])
+def test_a_stop_that_reaches_its_children_too_is_no_fault(make_node, whom: str) -> None:
+    """As Ctrl-C in a terminal, and systemd, do it."""
+    node = make_node("one").start()
+    node.wait(lambda: node.step() >= 1, "first version")
+    left = node.descendants()
+    assert node.process is not None
+    if whom == "its process group":
+        os.killpg(node.process.pid, signal.SIGTERM)
+    else:
+        for process in (psutil.Process(node.process.pid), *left):
+            process.terminate()
+    assert node.process.wait(30) == 0, node.log
+    _ended_well(node, left)
+    after = node.log[node.log.index("draining") :]
+    assert " warn " not in after  # no child's end, p2pd's neither, is told as a fault
+    assert " error " not in after or whom == "all its processes"  # a loop may have waited for its child
 
 
 def test_ctrl_c_twice_stops_at_once(make_node) -> None:

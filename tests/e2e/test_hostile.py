@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from p2prl import codec
-from p2prl.node.receive_loop import DigestReply, GroupsRequest, Offer, VerdictBatch
+from p2prl.node.receive_loop import DigestReply, GroupsRequest, Offer
+from p2prl.node.verdicts import VerdictBatch
 from p2prl.recipe import find
 from p2prl.records import (
     WIRE_SCHEMA,

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from p2prl import codec
 from p2prl.bench.processes import Processes
-from p2prl.bench.transfer_holder import BEHAVE, VERSION, Behaviour, Holder, content_of, make_transport
+from p2prl.bench.transfer_holder import BEHAVE, VERSION, Behaviour, Holder, make_transport, version_of
 from p2prl.errors import PeerError
 from p2prl.records import PIECE_BYTES
 from p2prl.swarm.addresses import peer_of
@@ -56,7 +56,7 @@ async def test_what_seven_holders_do_in_mid_transfer_is_survived(
     processes: Processes, holders: list[Holder], record_property, capsys
 ):
     root = processes.root
-    content = content_of(root / VERSION)
+    content = version_of(root)
     told = [json.loads((root / f"holder{number}.json").read_text()) for number in range(2)]
     addresses = [*(each["address"] for each in told), *(holder.address for holder in holders)]
     frozen, killed, good, other, liar, crawler, reborn = peers = [peer_of(address) for address in addresses]
@@ -112,7 +112,7 @@ async def test_what_seven_holders_do_in_mid_transfer_is_survived(
 @pytest.mark.timeout(120)
 async def test_a_fetcher_that_is_killed_goes_on_where_it_was(processes: Processes, tmp_path: Path):
     root = processes.root
-    content = content_of(root / VERSION)
+    content = version_of(root)
     told = json.loads((root / "holder0.json").read_text())
     holder = peer_of(told["address"])
     _, transport = make_transport(root, "fetcher")
@@ -147,7 +147,7 @@ async def test_a_fetcher_that_is_killed_goes_on_where_it_was(processes: Processe
 async def test_two_that_pull_share_a_cap_that_is_kept_and_changed_live(processes: Processes, holders: list[Holder]):
     """One holder and two that fetch from it, over real streams: neither is under 40 %, any 5 s are within 5 % of the cap."""
     root, holder = processes.root, holders[0]
-    content = content_of(root / VERSION)
+    content = version_of(root)
     peer = peer_of(holder.address)
     pulling = [make_transport(root, f"puller{number}")[1] for number in range(2)]
     fetching: list[asyncio.Task[Path]] = []

@@ -68,6 +68,7 @@ class Libp2pTransport:
         self._port_is_free_choice = port == 0
         self._session: Session | None = None
         self._announced: tuple[str, ...] = ()
+        self._is_stopping: Callable[[], bool] = lambda: False
         self._stored: DHTLocalStorage | None = None
         self._good: dict[str, str] = {}  # address by peer, of those that answered; the last is the newest
         self._state_handlers: list[StateHandler] = []
@@ -86,13 +87,17 @@ class Libp2pTransport:
         """`handler(peer, error)` hears of every request and message that is refused before it reaches its handler."""
         self._ledger.on_fault = handler
 
+    def stops_while(self, is_stopping: Callable[[], bool]) -> None:
+        """While it says so the node stops: p2pd's end is no fault then, and p2pd is not started again."""
+        self._is_stopping = is_stopping
+
     async def start(self) -> None:
         if self._tasks:
             raise RuntimeError("the transport is started already")
         faults.install()
         session = await self._launch()
         self._tasks = [
-            asyncio.create_task(watch.supervise(session, self._down, self._restart)),
+            asyncio.create_task(watch.supervise(session, self._down, self._restart, lambda: self._is_stopping())),
             asyncio.create_task(watch.keep_fresh(lambda: self._session, self._refresh)),
         ]
 

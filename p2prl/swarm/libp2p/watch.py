@@ -1,6 +1,8 @@
 """Supervision of p2pd: notice its death at once, bring it back, keep the routing tables fresh.
 
-In: the running session and how to launch the next. Out: calls of `down` and `up`. hivemind itself never notices.
+In: the running session, how to launch the next, whether the node is stopping. Out: calls of `down` and `up`. hivemind
+itself never notices. A signal to the node's whole process group, or by systemd to all that it started, ends p2pd too:
+while the node stops that is no fault, and nothing is brought back.
 """
 
 # hivemind has no types: its attributes begin as None and its protobuf modules are made at import.
@@ -24,15 +26,21 @@ async def supervise(
     session: Session,
     down: Callable[[], Awaitable[None]],
     up: Callable[[], Awaitable[Session]],
+    is_stopping: Callable[[], bool],
 ) -> None:
-    """For ever: wait for p2pd's end, then restart it with growing pauses until it stays up."""
+    """Until the node stops: wait for p2pd's end, then restart it with growing pauses until it stays up."""
     while True:
         await session.died()
+        if is_stopping():
+            await down()
+            return
         _log.warning("p2pd ended: restarting it")
         await down()
         num_failed = 0
         while True:
             await asyncio.sleep(BACK_OFF_S[min(num_failed, len(BACK_OFF_S) - 1)])
+            if is_stopping():
+                return
             try:
                 session = await up()
                 break

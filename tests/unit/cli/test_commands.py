@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -138,6 +139,28 @@ def test_no_daemon_is_said_with_the_way_out(home: Path, command: str) -> None:
         result.stderr
         == f"error: no p2prl daemon is running for {home}/state. Start one with: p2prl --home {home} run\n"
     )
+
+
+def test_the_log_of_a_daemon_that_is_gone_is_named(home: Path) -> None:
+    file = home / "state/logs/p2prl.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}\n")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for left in ("", json.dumps({"pid": gone.pid, "url": "http://127.0.0.1:1"})):  # it stopped; it crashed
+        (home / "state/node.json").write_text(left)
+        result = p2prl(home, "logs")
+        assert result.exit_code == 3
+        assert result.stderr.endswith(f"p2prl --home {home} run. What the last one logged: {file}\n")
+
+
+def test_a_daemon_that_hangs_has_its_log_named(home: Path, node: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        (home / "state/node.json").write_text(json.dumps({"pid": os.getpid(), "url": url}))
+        monkeypatch.setattr("p2prl.cli.client.TIMEOUT_S", 0.1)
+        result = p2prl(home, "status")
+    assert result.exit_code == 1 and f"does not answer within 0 s. See {home}/state/logs/p2prl.jsonl" in result.stderr
 
 
 def test_a_stale_node_file_and_a_closed_port_are_no_daemon(home: Path) -> None:

@@ -91,6 +91,9 @@ def test_new_with_a_model_has_its_hash(tmp_path: Path) -> None:
         (("new", "x", "--param", "a=1"), "--param belongs to --env"),
         (("new", "x", "--set", "learner.max_aeg=3"), "did you mean 'max_age'"),
         (("new", "x", "--env", "chain_su"), "did you mean 'chain_sum'"),
+        (("new", "x", "--set", "objective.name=gepoo"), "no objective 'gepoo'; did you mean 'gepo'"),
+        (("new", "x", "--set", "objective.options={clipp = 1}"), "no option 'clipp'; did you mean 'clip'"),
+        (("new", "x", "--set", "objective.name=m2po"), "set objective.prox = 'recompute'"),
         (("new", "x", "--out", "/nowhere/at/all.toml"), "can't write /nowhere/at/all.toml"),
     ],
 )
@@ -102,6 +105,30 @@ def test_what_is_wrong_is_a_sentence_and_exit_2(
     assert result.exit_code == 2
     assert message in result.stderr
     assert not list(tmp_path.glob("*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('name = "gepoo"', "no objective 'gepoo'; did you mean 'gepo'"),
+        ("options = { clipp = 1.0 }", "no option 'clipp'; did you mean 'clip'"),
+        ('name = "a3po"\noptions = { cap = "high" }', "can't use the options"),
+    ],
+)
+def test_check_refuses_an_objective_that_no_learner_could_use(tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    found = recipe.find("addition")[1]
+    path.write_text(found.replace('name = "gepo_vcpo"', lines))
+    result = p2prl(tmp_path, "check", str(path))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+
+
+def test_new_takes_an_objective_that_a_learner_can_use(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    given = ("--set", "objective.name=decoupled_ppo", "--set", 'objective.prox="recompute"')
+    assert p2prl(tmp_path, "new", "mine", "--out", str(path), *given).exit_code == 0
+    assert recipe.load(path).objective.name == "decoupled_ppo"
 
 
 def test_a_path_of_this_machine_is_warned_of(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from p2prl.learner.collate import collate
 from p2prl.learner.committee import merge
+from p2prl.learner.learner_process import by_group
 from p2prl.learner.objective_options import objective_options
 from p2prl.learner.policy import Policy
 from p2prl.learner.step import apply_part, compute_part, measure_rho_on
@@ -70,6 +72,28 @@ def test_a_bad_answer_does_not_stop_the_step(policy, recipe, tools) -> None:
     assert done.skipped == ""
     assert done.metrics["answers"] == 31
     assert done.metrics["dropped_answers"] == 1
+
+
+@pytest.mark.parametrize("name", ["gepo", "gepo_vcpo"])
+def test_each_groups_log_ratios_are_told_whatever_the_micro_batches(policy, recipe, tools, name: str) -> None:
+    """Those of the group whose maker lowered what it claims, by how much it did."""
+    objective = recipe.objective.model_copy(update={"name": name})
+    step = tools.make_step(policy, 4, 7)
+    claims = step.groups[2].trajectories[3].completion
+    lowered = np.frombuffer(claims.logprobs, "<f4") - 4.0
+    lying = msgspec.structs.replace(claims, logprobs=lowered.astype("<f4").tobytes())
+    changed = list(step.groups[2].trajectories)
+    changed[3] = msgspec.structs.replace(changed[3], completion=lying)
+    groups = list(step.groups)
+    groups[2] = msgspec.structs.replace(groups[2], trajectories=tuple(changed))
+    rows = collate(msgspec.structs.replace(step, groups=tuple(groups)), recipe.learner.max_age)
+    part = compute_part(policy, rows, small_batches(recipe.model_copy(update={"objective": objective}), 64))
+    told = by_group(part, 4)
+    assert [len(ratios) for ratios in told] == [8] * 4
+    for number, ratios in enumerate(told):
+        expected = [4.0 * len(lowered)] if number == 2 else [0.0]
+        assert sorted(ratios)[-1:] == pytest.approx(expected, abs=1e-3)
+        assert sorted(ratios)[:-1] == pytest.approx([0.0] * 7, abs=1e-3)
 
 
 def test_too_old_tokens_skip_the_step(policy, recipe, tools) -> None:

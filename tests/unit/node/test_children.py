@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from p2prl.environments.messages import Reply
-from p2prl.node.children import Child, ChildDied, describe_exit
+from p2prl.node.children import Child, ChildDied, describe_exit, open_log
+from p2prl.paths import Home
 from p2prl.pipes import AsyncPipe
 from p2prl.rollout import messages
 from tests import factories
@@ -18,22 +19,27 @@ from tests import factories
     ("code", "says"),
     [
         (0, "exit code 0"),
-        (1, "children.log"),
+        (1, "exit code 1; what it said last is in /home/x/children.log"),
         (-signal.SIGKILL, "ran out of memory"),
         (-signal.SIGSEGV, "SIGSEGV"),
     ],
 )
 def test_an_end_has_a_reason(code: int, says: str) -> None:
-    assert says in describe_exit(code)
+    assert says in describe_exit(code, "/home/x/children.log")
 
 
 async def test_a_child_that_dies_at_its_start_is_told_of(tmp_path) -> None:
-    with (tmp_path / "children.log").open("wb") as log:
-        child = Child("p2prl.no_such_module", (), Reply, environ={}, stderr=log.fileno())
-        with pytest.raises(ChildDied, match=r"did not start.*exit code 1; what it said last is in logs/children\.log"):
+    home = Home.locate(tmp_path)
+    home.create()
+    file = home.state / "logs/children.log"
+    with open_log(home) as log:
+        child = Child("p2prl.no_such_module", (), Reply, environ={}, stderr=log)
+        with pytest.raises(ChildDied) as told:
             await child.start(None)
     assert not child.alive
-    assert "no_such_module" in (tmp_path / "children.log").read_text()
+    assert "did not start" in str(told.value)
+    assert str(told.value).endswith(f"(exit code 1; what it said last is in {file})")
+    assert "no_such_module" in file.read_text() and file.stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_death_that_nobody_waits_for_is_told_of(tmp_path) -> None:

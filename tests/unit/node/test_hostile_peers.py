@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import async_solipsism
 import pytest
 
 from p2prl import codec
+from p2prl.buffer.claims import Claims
 from p2prl.clock import LoopClock
 from p2prl.node import manifests
 from p2prl.node.receive_loop import PULL_S
@@ -162,7 +163,7 @@ def test_makers_that_answer_nothing_do_not_hold_up_the_receive_loop(memory_path:
         to_pull = lives[0].state.wanted.to_pull
         lives[0].state.wanted.to_pull = lambda *args: asked.append(args[0]) or to_pull(*args)  # pyright: ignore
         for peer in silent:
-            receive._verdicts[peer.key.peer_id] = [Verdict(bytes(32), False, "wrong_reward")]
+            receive.verdicts.judged(peer.key.peer_id, Verdict(bytes(32), False, "wrong_reward"))
         await asyncio.sleep(20)
         assert len(asked) > 10
         assert max(after - before for before, after in itertools.pairwise(asked)) < 2.0
@@ -208,5 +209,36 @@ def test_files_of_old_versions_go_also_where_versions_were_skipped(memory_path: 
             contents = {path.name: path.stat().st_size for path in state.home.blobs.rglob("*/[!.]*") if path.is_file()}
             assert contents.keys() <= named
             assert sum(contents.values()) <= 2 * WEIGHTS_BYTES
+
+    beside_an_attacker(memory_path, check)
+
+
+class Suspicious(Claims):
+    """As if a learner had found that one maker's answers are far likelier than it says."""
+
+    def __init__(self, liar: str) -> None:
+        super().__init__()
+        self._liar = liar
+
+    def drew(self, maker: str, log_ratios: Sequence[float]) -> bool:
+        return super().drew(maker, [log_ratio + 12.0 * (maker == self._liar) for log_ratio in log_ratios])
+
+
+def test_who_claims_what_nobody_draws_is_out_for_hours_and_hears_it(memory_path: Path) -> None:
+    async def check(places: list[Place], lives: list[Life], attacker: Attacker) -> None:
+        leader, maker = lives[0].state, lives[1].state
+        loop = lives[0].loops.train
+        assert loop is not None
+        loop._claims = Suspicious(maker.me)
+        await asyncio.sleep(20)
+        assert leader.standings.quarantined(maker.me, leader.clock.unix())
+        assert not [row for row in leader.store.admitted_untrained() if row.maker == maker.me]
+        assert maker.counts.refused["unlikely_draws"] >= 1
+        before = leader.head.step
+        await asyncio.sleep(20)
+        assert leader.head.step > before, "the others train on"
+        newest = [row for row in leader.store.newest_groups(1000) if row.version.step > before]
+        assert {row.maker for row in newest} == {leader.me}
+        assert not leader.standings.quarantined(maker.me, leader.clock.unix() + 12 * 3600)
 
     beside_an_attacker(memory_path, check)

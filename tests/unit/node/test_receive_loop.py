@@ -9,7 +9,7 @@ import async_solipsism
 
 from p2prl import codec
 from p2prl.clock import LoopClock
-from p2prl.node.receive_loop import VerdictBatch
+from p2prl.node.verdicts import VerdictBatch
 from p2prl.records import Verdict
 from p2prl.simulate.life import Life, Place, World
 from p2prl.simulate.scenarios import Learning, Pace, Scenario

@@ -319,11 +319,11 @@ async def test_a_step_that_came_to_nothing_leaves_no_file(swarm: Swarm) -> None:
     bases = [DeltaBase(node.state.head, str(node.state.head_path))]
     before = (node.state.weights.held, sorted(node.state.home.cache.rglob("*/*/*")))
     made = publish(lambda path: write_version(path, words(7)), folders, bases, anchor=True)
-    report = StepReport(Version(1, 3, made.hash), str(made.path), made.contents, 1.0, {}, 1, 1, 1.0)
+    report = StepReport(Version(1, 3, made.hash), str(made.path), made.contents, 1.0, {}, 1, 1, 1.0, ())
     node.versions.came_to_nothing(report)
     assert (node.state.weights.held, sorted(p for p in node.state.home.cache.rglob("*/*/*"))) == before
     known = swarm.manifests[-1][2]
-    same = StepReport(known.version, "", known.contents, 1.0, {}, 1, 1, 1.0)
+    same = StepReport(known.version, "", known.contents, 1.0, {}, 1, 1, 1.0, ())
     node.versions.came_to_nothing(same)
     assert node.state.weights.held == before[0], "another has the very same"
 

@@ -294,6 +294,27 @@ async def test_stopping_leaves_nothing(make: Maker) -> None:
     assert not any(path.exists() for path in sockets)
 
 
+async def test_while_the_node_stops_a_dead_p2pd_is_no_fault_and_stays_dead(
+    make: Maker, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = await make()
+    down, states = asyncio.Event(), list[bool]()
+
+    def note(is_up: bool) -> None:
+        states.append(is_up)
+        down.set()
+
+    transport.on_state(note)
+    transport.stops_while(lambda: True)
+    kill(transport)
+    await asyncio.wait_for(down.wait(), 5)
+    supervising, *_ = transport._tasks
+    await asyncio.wait_for(asyncio.wait([supervising]), 5)  # it would wait for the next p2pd
+    assert states == [False] and not caplog.records
+    with pytest.raises(Unreachable, match="our own network is down"):
+        await transport.call(transport.peer_id, "echo", b"", timeout_s=1)
+
+
 async def test_what_is_refused_before_a_handler_is_told_with_its_peer(make) -> None:
     told: list[tuple[str, str]] = []
     server = await make()
