@@ -1,11 +1,13 @@
 """Where a node keeps its things: XDG folders, or one folder with `--home` / `P2PRL_HOME`.
 
 In: an optional home. Out: a `Home`. Making folders is a separate, explicit step; all are private to their owner (0700).
+
+Weights lie by the swarm that they are of, so that a node that runs another recipe collects nobody else's: `Home.of`.
 """
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import platformdirs
@@ -18,6 +20,7 @@ class Home:
     config: Path
     state: Path
     cache: Path
+    swarm: str = ""  # the one whose weights `states`, `blobs` and `checkpoints` are; "": above all of them
 
     @classmethod
     def locate(cls, home: str | os.PathLike | None = None) -> "Home":
@@ -28,6 +31,10 @@ class Home:
             return cls(path / "config", path / "state", path / "cache")
         dirs = platformdirs.PlatformDirs("p2prl", appauthor=False)
         return cls(dirs.user_config_path, dirs.user_state_path, dirs.user_cache_path)
+
+    def of(self, swarm: bytes) -> "Home":
+        """The same home for one swarm; b"" for all."""
+        return replace(self, swarm=swarm.hex()[:16])
 
     @property
     def command(self) -> str:
@@ -78,7 +85,7 @@ class Home:
 
     @property
     def checkpoints(self) -> Path:
-        return self.state / "checkpoints"
+        return self.state / "checkpoints" / self.swarm
 
     @property
     def logs(self) -> Path:
@@ -97,12 +104,12 @@ class Home:
     @property
     def states(self) -> Path:
         """Versions' state files, by state hash."""
-        return self.cache / "states"
+        return self.cache / "states" / self.swarm
 
     @property
     def blobs(self) -> Path:
         """Deltas, and anchors on their way, by content hash."""
-        return self.cache / "blobs"
+        return self.cache / "blobs" / self.swarm
 
     @property
     def models(self) -> Path:

@@ -4,12 +4,13 @@ In: recipe TOML (from disk, the wheel or a peer). Out: `Recipe`; `swarm_id` = bl
 every topic, key and protocol name.
 
 Canonical form: every key with its resolved value plus `schema`, sorted, as msgpack; the name is for people and not in
-it. A release that adds a key raises SCHEMA and still computes the ids of older recipes: a recipe that sets none of the
-newer keys has the canonical form of the schema before them. No node can override a key.
+it. Equal values are the same bytes, however they were written. A release that adds a key raises SCHEMA and still computes
+the ids of older recipes: a recipe that sets none of the newer keys has the canonical form of the schema before them, and
+a text that names no schema is of UNSAID for ever; `find` writes it in. No node can override a key.
 """
 
 import difflib
-import math
+import os
 import tomllib
 from collections.abc import Iterable
 from functools import cached_property
@@ -17,20 +18,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import msgspec
 from blake3 import blake3
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from p2prl.errors import ConfigError
+from p2prl.recipe_values import Params, canonical, real
 from p2prl.records import Sampling
 
 SCHEMA = 4
+UNSAID = 4  # the schema of a text that names none: it stays when SCHEMA rises, else such a text changed its swarm
 MAX_RECIPE_BYTES = 32 * 2**10
 _SECOND = {"objective": ("prox", "options"), "learner": ("gradient_checkpointing", "lora")}  # keys of schema 2
 _THIRD = {"environment": ("mix", "same_python")}  # and parameters that are lists or tables
 _FOURTH = {"sampling": ("stop",), "environment": ("max_turns", "max_given_tokens"), "objective": ("step_power",)}
 _BEFORE = {"step_power": 0.5}  # what a newer key was before there was a choice, where that is not its default
-_MAX_PARAM_DEPTH = 6
 MAX_ANSWER_TOKENS = 2**17  # as `records.Tokens` has it
 MIXTURE = "mixture"
 
@@ -44,32 +45,6 @@ class ModelSection(Section):
     """Where version 0 comes from: builtin:addition, gguf:PACKAGE==VERSION, folder:PATH."""
     hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """blake3 of version 0's bf16 state in canonical order, hex."""
-
-
-def checked_param(value: Any, depth: int = 0) -> Any:
-    """What TOML can say and msgpack carries: the same bytes on every machine."""
-    if depth > _MAX_PARAM_DEPTH:
-        raise ValueError(f"nested more than {_MAX_PARAM_DEPTH} deep")
-    if isinstance(value, dict):
-        return {_param_key(key): checked_param(inner, depth + 1) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [checked_param(inner, depth + 1) for inner in value]
-    if isinstance(value, int) and abs(value) > 2**53:
-        raise ValueError(f"{value} is beyond 2**53")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no finite number")
-    if not isinstance(value, (bool, int, float, str)):
-        raise ValueError(f"{value!r} is no number, text, list or table; write a date or time as text")
-    return value
-
-
-def _param_key(key: object) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"{key!r} is no name")
-    return key
-
-
-Params = Annotated[dict[str, Any], BeforeValidator(checked_param), Field(max_length=64)]
 
 
 class MixMember(Section):
@@ -221,7 +196,7 @@ class WeightsSection(Section):
 class Recipe(Section):
     """A whole recipe; all keys are in the swarm id but the name."""
 
-    schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
+    schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA, strict=True)] = UNSAID
     """What it was written for; in the canonical form it is the least that has every key that is set."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     model: ModelSection
@@ -263,6 +238,8 @@ class Recipe(Section):
 
     def canonical(self) -> bytes:
         value = self.model_dump(mode="json", by_alias=True, exclude={"name"})
+        options = value["objective"]["options"]
+        value["objective"]["options"] = {name: real(option) for name, option in options.items()}
         value["schema"] = SCHEMA
         nested = any(isinstance(param, (list, dict)) for param in self.environment.params.values())
         needed = (  # whether anything of schema 4, 3, 2 is there
@@ -295,9 +272,11 @@ def _without(section: dict, keys: Iterable[str]) -> dict:
     return {key: value for key, value in section.items() if key not in keys}
 
 
-def canonical(value: dict) -> bytes:
-    """Sorted msgpack: the same bytes for the same values, whatever the order of keys."""
-    return msgspec.msgpack.Encoder(order="sorted").encode(value)
+def with_schema(recipe: Recipe, text: str) -> str:
+    """The recipe's text with its schema in it, for releases to come; it has the same id."""
+    said = f"schema = {recipe.schema_}\n{text}"
+    is_there = "schema" in tomllib.loads(text) or len(said.encode()) > MAX_RECIPE_BYTES
+    return text if is_there else said
 
 
 def parse(text: str, origin: str) -> Recipe:
@@ -326,16 +305,17 @@ def load(path: Path) -> Recipe:
 
 
 def find(name: str, folders: tuple[Path, ...] = ()) -> tuple[Recipe, str]:
-    """A recipe by file name or by its name in `folders`, then among those that ship: (recipe, its text)."""
+    """A recipe by file name or by its name in `folders`, then among those that ship: (recipe, its text with its schema)."""
     path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or os.path.isfile(name):  # unlike pathlib's, of any text
         recipe = load(path)
-        return recipe, path.read_text("utf-8")
+        return recipe, with_schema(recipe, path.read_text("utf-8"))
     for source in available(folders).get(name, ()):
-        return parse(source, f"recipe {name}"), source
+        recipe = parse(source, f"recipe {name}")
+        return recipe, with_schema(recipe, source)
     near = difflib.get_close_matches(name, available(folders), 1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    if path.with_name(f"{path.name}.toml").is_file():
+    if os.path.isfile(f"{name}.toml"):
         hint = f"; {name}.toml is here: give it as {name}.toml."
     raise ConfigError(f"there is no recipe {name!r}{hint} There are: {', '.join(sorted(available(folders)))}")
 

@@ -7,6 +7,8 @@ and a daemon of different releases understand each other. Text that came from pe
 escapes it. Times in JSON are RFC 3339 UTC, except where a name says unix.
 """
 
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -299,6 +301,11 @@ class ConfigValue(Record, frozen=True, kw_only=True):
 def rfc3339(unix: float) -> str:
     """Unix seconds as RFC 3339 UTC with milliseconds."""
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that JSON has a word for: a diverged learner, or a lying one, keeps nobody's status from being read."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def encode(value: object) -> bytes:

@@ -11,6 +11,7 @@ from p2prl.identity import Identity
 from p2prl.models.char_tokenizer import END_ID, VOCAB_SIZE, CharTokenizer
 from p2prl.records import Completion, Content, Group, Manifest, Sampling, Segment, Trajectory, Version
 from p2prl.rollout.lottery import prompt_index
+from p2prl.weights.contents import content_name
 
 SWARM = bytes(range(32))
 SAMPLING = Sampling(1.0, 1.0, 0, 5)
@@ -88,8 +89,13 @@ def sealed(record: Any, maker: int = 0) -> tuple[bytes, bytes]:
 
 def anchor(step: int = 1) -> Content:
     """The way to a version's whole state, of 1000 bytes."""
-    digest = codec.content_hash(b"content %d" % step)
-    return Content("anchor", None, digest, 1000, (digest,))
+    return content(b"content %d" % step, 1000)
+
+
+def content(label: bytes, num_bytes: int, base: Version | None = None) -> Content:
+    """A way of one piece, which nobody has: an anchor, or a delta where it has a base."""
+    pieces = (codec.content_hash(label),)
+    return Content("anchor" if base is None else "delta", base, content_name(num_bytes, pieces), num_bytes, pieces)
 
 
 def manifest(step: int = 1, learner: int = 0, **over: Any) -> Manifest:

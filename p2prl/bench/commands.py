@@ -67,7 +67,7 @@ def _figure(name: str, target_s: float, times: dict[str, list[float]], arguments
 
 
 def _python(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
+    command = [sys.executable, "-P", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         raise P2prlError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -49,7 +49,7 @@ class Processes:
     def daemon(self, name: str, role: str, join: Sequence[str] = ()) -> subprocess.Popen:
         """`p2prl run addition` in the home `root/name`."""
         home = self.root / name
-        command = [sys.executable, "-m", "p2prl", "--home", str(home), "run", "addition", "--role", role]
+        command = [sys.executable, "-P", "-m", "p2prl", "--home", str(home), "run", "addition", "--role", role]
         command += ["--parent-pipe", str(self._read_end)]
         for value in LOCAL:
             command += ["--set", value]
@@ -115,7 +115,7 @@ class Processes:
             signal.signal(signal.SIGINT, before)
 
     def _command(self, module: str) -> list[str]:
-        return [sys.executable, "-m", module, str(self._read_end), str(self.root)]
+        return [sys.executable, "-P", "-m", module, str(self._read_end), str(self.root)]
 
     def _start(self, command: list[str], **streams: Any) -> subprocess.Popen:
         process = subprocess.Popen(

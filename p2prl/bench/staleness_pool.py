@@ -121,7 +121,7 @@ class _Worker:
         ours, theirs = socket.socketpair()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2prl.bench.staleness_worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "p2prl.bench.staleness_worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env={**os.environ, **ONE_THREAD}, start_new_session=True,
             )  # fmt: skip

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-
 from p2prl import codec
 from p2prl.bench import bare_hivemind
 from p2prl.bench.measuring import run

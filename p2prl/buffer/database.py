@@ -43,6 +43,11 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE addresses (number INTEGER PRIMARY KEY AUTOINCREMENT, address TEXT NOT NULL UNIQUE);
     CREATE TABLE standings (peer TEXT PRIMARY KEY, good REAL, bad REAL, at REAL) WITHOUT ROWID;
     """,
+    # A sealed group is [kind, swarm, ...]: an array of 5, "Group" with its length, 32 bytes with theirs.
+    """
+    ALTER TABLE groups ADD COLUMN swarm BLOB NOT NULL DEFAULT x'';
+    UPDATE groups SET swarm = substr(body, 10, 32);
+    """,
 )
 
 

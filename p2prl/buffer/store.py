@@ -4,7 +4,8 @@ In: sealed groups and manifests, verdicts, points of series. Out: what waits, wh
 
 Invariants: a counter is never given twice, whatever kills the process; the voted term is on the disk before
 `save_voted_term` returns; a group that a step trained on is remembered by its id, also when its body was pruned or
-never came; groups of ours that wait for the learner are never pruned. Sync: call it from one thread.
+never came; groups of ours that wait for the learner are never pruned. Recipes of one home share the file: groups and
+marks are their swarm's own, so no node gives up what waits in another swarm. Sync: call it from one thread.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,12 +22,19 @@ RESERVED = 64  # counters reserved by one write to the disk
 MAX_ADDRESSES = 256
 MAX_POINTS = 20_000  # of one series
 MAX_TRAINED = 500_000  # ids remembered
+# An older release had one head for all recipes: what it says is looked at where the swarm has none of its own.
+HEAD = "SELECT value FROM marks WHERE name IN (?, 'head') ORDER BY name = 'head' LIMIT 1"
 _STATES = ("own", "held", "admitted", "refused", "dropped", "trained")
 _STATE = "CASE WHEN trained THEN 'trained' ELSE state END"
 _COLUMNS = (
     f"id, maker, counter, term, step, hash, own, {_STATE}, reason, reward_mean, num_answers, made_at, content_bytes, "
     "updated_at"
 )
+
+
+def mark(name: str, swarm: bytes) -> str:
+    """What a swarm's own mark is called."""
+    return f"{name} {swarm.hex()}" if swarm else name
 
 
 class StoredGroup(msgspec.Struct, frozen=True):
@@ -54,16 +62,21 @@ class Store:
     """`notice` is for the owner: what was wrong with the file, "" when nothing was."""
 
     def __init__(
-        self, database: Database, notice: str = "", first_counter: int = 0, journal: Journal | None = None
+        self,
+        database: Database,
+        notice: str = "",
+        first_counter: int = 0,
+        journal: Journal | None = None,
+        swarm: bytes = b"",
     ) -> None:
-        self._db, self.notice = database, notice
+        self._db, self.notice, self._swarm = database, notice, swarm
         self._first_counter, self._journal = first_counter, journal
         self._counters: dict[str, tuple[int, int]] = {}  # name -> next, end of what is reserved
         self._num_points = 0
 
     @classmethod
-    def open(cls, path: Path | str, now: float) -> "Store":
-        """`path` ":memory:" keeps all in memory. `now` is unix seconds. Raises StoreError.
+    def open(cls, path: Path | str, now: float, swarm: bytes = b"") -> "Store":
+        """`path` ":memory:" keeps all in memory. `now` is unix seconds, `swarm` whose groups count. Raises StoreError.
 
         A new file's counters begin at a number that follows from the time, so that a node whose store was lost but
         whose key was not never uses a counter again.
@@ -71,8 +84,8 @@ class Store:
         path = Path(path)
         database, notice = open_database(path, now)
         if path == MEMORY:
-            return cls(database, notice)
-        store = cls(database, notice, int(now) << 16, Journal(path.with_name(f"{path.stem}.manifests")))
+            return cls(database, notice, swarm=swarm)
+        store = cls(database, notice, int(now) << 16, Journal(path.with_name(f"{path.stem}.manifests")), swarm)
         if notice:
             store._take_from_journal()
         return store
@@ -99,7 +112,7 @@ class Store:
             trained = len(self._db.run("SELECT 1 FROM trained WHERE id = ?", (group_id,)))
             values = (
                 group_id, group.maker, group.counter, version.term, version.step, version.hash, own, state, "",
-                mean, len(group.trajectories), group.made_at, now, len(sealed), trained, sealed,
+                mean, len(group.trajectories), group.made_at, now, len(sealed), trained, sealed, self._swarm,
             )  # fmt: skip
             self._db.run(f"INSERT INTO groups VALUES ({', '.join('?' * len(values))})", values)
         return True
@@ -145,12 +158,13 @@ class Store:
 
     def group_at(self, maker: str, counter: int) -> bytes | None:
         """The id of the group kept under this counter of the maker, but for refused ones."""
-        sql = "SELECT id FROM groups WHERE maker = ? AND counter = ? AND state != 'refused' ORDER BY rowid LIMIT 1"
-        rows = self._db.run(sql, (maker, counter))
+        kept = "maker = ? AND counter = ? AND state != 'refused' AND swarm = ?"
+        sql = f"SELECT id FROM groups WHERE {kept} ORDER BY rowid LIMIT 1"
+        rows = self._db.run(sql, (maker, counter, self._swarm))
         return rows[0][0] if rows else None
 
     def group(self, group_id: bytes) -> StoredGroup | None:
-        found = self._groups("WHERE id = ?", (group_id,))
+        found = self._groups("id = ?", (group_id,))
         return found[0] if found else None
 
     def body(self, group_id: bytes) -> bytes | None:
@@ -160,26 +174,26 @@ class Store:
 
     def own_waiting(self) -> list[StoredGroup]:
         """Our groups that no manifest on our chain lists and that were not given up, the oldest first."""
-        return self._groups("WHERE own = 1 AND trained = 0 AND state IN ('own', 'admitted') ORDER BY rowid")
+        return self._groups("own = 1 AND trained = 0 AND state IN ('own', 'admitted') ORDER BY rowid")
 
     def admitted_untrained(self) -> list[StoredGroup]:
         """What a step may use, ours too, the oldest first."""
-        return self._groups("WHERE state = 'admitted' AND trained = 0 ORDER BY rowid")
+        return self._groups("state = 'admitted' AND trained = 0 ORDER BY rowid")
 
     def unjudged(self, limit: int = 256) -> list[StoredGroup]:
         """Not yet examined here, ours too, the oldest first."""
-        return self._groups("WHERE state IN ('own', 'held') AND trained = 0 ORDER BY rowid LIMIT ?", (limit,))
+        return self._groups("state IN ('own', 'held') AND trained = 0 ORDER BY rowid LIMIT ?", (limit,))
 
     def newest_groups(self, limit: int = 100) -> list[StoredGroup]:
         """For people."""
-        return self._groups("ORDER BY rowid DESC LIMIT ?", (limit,))
+        return self._groups("TRUE ORDER BY rowid DESC LIMIT ?", (limit,))
 
     def num_groups(self) -> dict[str, int]:
         """How many are kept, by state."""
         return dict(self._db.run(f"SELECT {_STATE} AS s, COUNT(*) FROM groups GROUP BY s"))
 
     def _groups(self, clause: str, values: tuple = ()) -> list[StoredGroup]:
-        rows = self._db.run(f"SELECT {_COLUMNS} FROM groups {clause}", values)
+        rows = self._db.run(f"SELECT {_COLUMNS} FROM groups WHERE swarm = ? AND {clause}", (self._swarm, *values))
         return [
             StoredGroup(row[0], row[1], row[2], Version(row[3], row[4], row[5]), bool(row[6]), *row[7:]) for row in rows
         ]
@@ -241,22 +255,22 @@ class Store:
         self._db.run_each("DELETE FROM manifests WHERE id = ?", [(manifest_id,) for manifest_id in manifest_ids])
 
     def save_head(self, manifest_id: bytes) -> None:
-        self._db.run("INSERT OR REPLACE INTO marks VALUES ('head', ?)", (manifest_id,))
+        self._db.run("INSERT OR REPLACE INTO marks VALUES (?, ?)", (mark("head", self._swarm), manifest_id))
 
     def head(self) -> bytes:
         """The manifest id that was saved last; 32 zero bytes for the base."""
-        rows = self._db.run("SELECT value FROM marks WHERE name = 'head'")
+        rows = self._db.run(HEAD, (mark("head", self._swarm),))
         return rows[0][0] if rows else bytes(32)
 
     def save_voted_term(self, term: int) -> None:
         """On the disk when this returns; never lowers it."""
         with self._db.durable():
-            sql = "INSERT INTO marks VALUES ('voted_term', ?1) ON CONFLICT DO UPDATE SET value = MAX(value, ?1)"
-            self._db.run(sql, (term,))
+            sql = "INSERT INTO marks VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = MAX(value, ?2)"
+            self._db.run(sql, (mark("voted_term", self._swarm), term))
 
     def voted_term(self) -> int:
-        rows = self._db.run("SELECT value FROM marks WHERE name = 'voted_term'")
-        return rows[0][0] if rows else 0
+        sql = "SELECT MAX(value) FROM marks WHERE name IN (?, 'voted_term')"
+        return self._db.run(sql, (mark("voted_term", self._swarm),))[0][0] or 0
 
     # -- counters ---------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ class DemoSwarm:
         if not (cache / "models").exists():  # one copy of the model for all nodes
             (self._root / "models").mkdir(exist_ok=True)
             (cache / "models").symlink_to(self._root / "models")
-        command = [sys.executable, "-m", "p2prl", "--home", str(node.home), "run", self._recipe]
+        command = [sys.executable, "-P", "-m", "p2prl", "--home", str(node.home), "run", self._recipe]
         command += ["--parent-pipe", str(self._read_end)]
         for value in ("swarm.host=127.0.0.1", "swarm.port=0", "web.port=0", "limits.threads=1"):
             command += ["--set", value]

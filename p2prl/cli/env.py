@@ -154,7 +154,7 @@ def ask(question: msgspec.Struct, kind: type[T]) -> T:
         raise ConfigError("what you typed holds bytes that are no UTF-8 text; type it again") from None
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "p2prl.environments.workbench"], input=said,
+            [sys.executable, "-P", "-m", "p2prl.environments.workbench"], input=said,
             capture_output=True, timeout=TIMEOUT_S, check=False,
             env=os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
@@ -196,7 +196,7 @@ def parse_params(given: Sequence[str]) -> dict[str, Any]:
 
 def checked_params(params: dict[str, Any]) -> dict[str, Any]:
     """What a recipe could have too: JSON would turn what is no finite number into nothing."""
-    from p2prl.recipe import checked_param
+    from p2prl.recipe_values import checked_param
 
     try:
         return checked_param(params)

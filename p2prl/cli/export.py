@@ -136,7 +136,7 @@ def describe_objective(recipe: "Recipe") -> str:
 
 def run_child(request: bytes) -> Answer:
     """Progress goes to our stderr. Raises what the child says."""
-    command = [sys.executable, "-m", "p2prl.models.export"]
+    command = [sys.executable, "-P", "-m", "p2prl.models.export"]
     done = subprocess.run(command, input=request, stdout=subprocess.PIPE, check=False)
     try:
         answer = msgspec.json.decode(done.stdout[-MAX_ANSWER_BYTES:].strip().splitlines()[-1], type=Answer)

@@ -116,6 +116,7 @@ def summary(recipe: "Recipe", rollouts: "LocalRollouts", found: "list[Shown]", s
         "plan": rollouts.plan,
         "seed": seed,
         "groups": msgspec.to_builtins(found),
+        "num_answered": len(rewards),
         "num_answers": sum(map(len, rewards)),
         "reward_mean": mean,
         "reward_error": error,
@@ -127,8 +128,10 @@ def summary(recipe: "Recipe", rollouts: "LocalRollouts", found: "list[Shown]", s
 def summary_text(report: dict[str, Any]) -> str:
     mean = report["reward_mean"]
     reward = "none" if mean is None else f"{mean:.3f} +- {report['reward_error']:.3f}"
+    num_lost = len(report["groups"]) - report["num_answered"]
+    lost = f"; {num_lost} more could not be answered" if num_lost else ""
     rows = [
-        ("mean reward", f"{reward} over {len(report['groups'])} prompts, {report['num_answers']} answers"),
+        ("mean reward", f"{reward} over {report['num_answered']} prompts, {report['num_answers']} answers{lost}"),
         ("tokens", f"{report['num_tokens']}, {report['tokens_per_s']:.0f} a second"),
         ("engine", f"{report['engine']}"),
     ]

@@ -180,7 +180,7 @@ def model_hash(source: str, models: Path, wanted: "Recipe | None" = None) -> str
 
 def _ask_child(what: str, module: str, *args: str) -> dict[str, Any]:
     """The last line that a child says, which may import what we may not. Raises ConfigError."""
-    command = [sys.executable, "-m", module, *args]
+    command = [sys.executable, "-P", "-m", module, *args]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
     try:
         answer = json.loads(done.stdout.decode().strip().splitlines()[-1])

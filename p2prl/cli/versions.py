@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 
 from p2prl import codec
-from p2prl.errors import BadRecord, ConfigError, PeerError, StoreError
+from p2prl.buffer.store import HEAD, mark
+from p2prl.errors import BadRecord, ConfigError, PeerError, StoreError, WrongSwarm
 from p2prl.paths import Home
 from p2prl.recipe import Recipe, parse
 from p2prl.records import Hash, Manifest, Version
@@ -29,7 +30,7 @@ _NAME = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Versions:
-    home: Home
+    home: Home  # of the recipe's swarm
     recipe: Recipe
     recipe_text: str
     line: tuple[Manifest, ...]  # the head's chain, oldest first
@@ -56,6 +57,14 @@ class Versions:
         on_line = {manifest.version for manifest in self.line}
         found = _read_from(self.home.database, self.recipe.swarm_id, floor)
         return tuple(manifest for manifest in found if manifest.version not in on_line)
+
+    def num_unread(self) -> int:
+        """Manifests of this swarm that only another release can read."""
+        if not self.home.database.is_file():
+            return 0
+        with _reading(self.home.database) as connection:
+            sealed = connection.execute("SELECT sealed FROM manifests")
+            return sum(_is_unread(data, self.recipe.swarm_id) for (data,) in sealed)
 
     def state_of(self, version: Version, folder: Path, base: Callable[[], Path]) -> Path:
         """Its state file, in `folder`, so that no running node drops it; made of deltas where it isn't here.
@@ -131,7 +140,7 @@ def read_versions(home: Home) -> Versions:
         raise ConfigError(f"can't read the recipe {last}: {error}") from None
     recipe = parse(text, str(last))
     line = tuple(_read_line(home.database, recipe.swarm_id)) if home.database.is_file() else ()
-    return Versions(home, recipe, text, tuple(reversed(line)))
+    return Versions(home.of(recipe.swarm_id), recipe, text, tuple(reversed(line)))
 
 
 def _keep(path: Path, folder: Path) -> Path | None:
@@ -182,11 +191,21 @@ def _read_from(database: Path, swarm: bytes, step: int) -> Iterator[Manifest]:
             yield sealed.record
 
 
+def _is_unread(data: bytes, swarm: bytes) -> bool:
+    try:
+        codec.unseal(data, Manifest, swarm)
+    except WrongSwarm:
+        return False
+    except PeerError:
+        return True
+    return False
+
+
 def _read_line(database: Path, swarm: bytes) -> Iterator[Manifest]:
     """From the head down."""
     try:
         with _reading(database) as connection:
-            found = connection.execute("SELECT value FROM marks WHERE name = 'head'").fetchone()
+            found = connection.execute(HEAD, (mark("head", swarm),)).fetchone()
             manifest_id = bytes(found[0]) if found else codec.ZERO_HASH
             while manifest_id != codec.ZERO_HASH:
                 row = connection.execute("SELECT sealed FROM manifests WHERE id = ?", (manifest_id,)).fetchone()

@@ -1,12 +1,14 @@
 """`p2prl weights`: which versions lie on this disk, whether they are whole, what is no longer needed.
 
 In: the node's home, its daemon running or not. Out: tables or JSON. `gc` and what `verify` sets aside are for a home
-without daemon: a running one collects by itself and finds what is corrupt when it uses it.
+without daemon: a running one collects by itself and finds what is corrupt when it uses it. What other recipes trained in
+this home is told of and verified, and dropped by nobody but its owner.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +47,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 
 def _list(ctx: click.Context, as_json: bool) -> None:
     versions = _versions(ctx)
-    found = _holdings(versions, _store(versions.home))
+    found, elsewhere = _holdings(versions, _store(versions.home)), _elsewhere(versions.home)
     here = [each for each in found.versions if each.kept]
     if wants_json(ctx, as_json):
         print_json(
@@ -56,6 +58,7 @@ def _list(ctx: click.Context, as_json: bool) -> None:
                 "versions": [_row(each) for each in here],
                 "ahead": {"files": found.ahead.num_files, "bytes": found.ahead.num_bytes},
                 "others": {"files": found.others.num_files, "bytes": found.others.num_bytes},
+                "other_recipes": {"folders": len(elsewhere), "bytes": sum(elsewhere.values())},
                 "bytes": found.num_bytes,
             }
         )
@@ -77,6 +80,8 @@ def _list(ctx: click.Context, as_json: bool) -> None:
     if found.others.num_files:
         files, num_bytes = _count(found.others.num_files, "file"), size(found.others.num_bytes)
         click.echo(f"{files} of no version known here, {num_bytes}; to drop them: p2prl weights gc")
+    for folder, num_bytes in elsewhere.items():
+        click.echo(f"{size(num_bytes)} of other recipes in {folder}, which you may remove if you need them no more")
 
 
 @weights.command()
@@ -89,16 +94,17 @@ def verify(ctx: click.Context, as_json: bool) -> None:
     from p2prl.weights.store import wrong_content, wrong_state
 
     home = home_of(ctx)
-    runs, store = daemon_runs(home), _store(home)
-    held = store.held
-    files = [(store.state_path(name), name, wrong_state) for name in sorted(held.states)]
-    files += [(store.content_path(name), name, wrong_content) for name in sorted(held.contents)]
+    runs, files, total = daemon_runs(home), [], 0
+    for store in map(_store, _homes(home)):
+        held = store.held
+        files += [(store.state_path(name), name, wrong_state) for name in sorted(held.states)]
+        files += [(store.content_path(name), name, wrong_content) for name in sorted(held.contents)]
+        total += sum(held.states.values()) + sum(held.contents.values())
     faults = []
     for path, name, judge in files:
         why = judge(path, name)
         if why and path.exists():  # a running daemon may have dropped it meanwhile
             faults.append({"path": str(path), "why": why, "set_aside": "" if runs else str(_set_aside(path))})
-    total = sum(held.states.values()) + sum(held.contents.values())
     if wants_json(ctx, as_json):
         print_json({"schema": 1, "files": len(files), "bytes": total, "corrupt": faults})
     else:
@@ -114,14 +120,20 @@ def verify(ctx: click.Context, as_json: bool) -> None:
 
 @weights.command()
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--unread", is_flag=True, help="Also what versions need that only another release of p2prl can read.")
 @reading
-def gc(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
-    """Drop what neither this node nor those behind it need: old versions, other swarms', what was set aside."""
+def gc(ctx: click.Context, dry_run: bool, unread: bool, as_json: bool) -> None:
+    """Drop what neither this node nor those behind it need of its recipe: old versions, what was set aside."""
     versions = _versions(ctx)
     home = versions.home
     with _alone(home):
         if not home.database.is_file():
             raise StoreError(f"{home.database} is gone, so nobody knows what is needed; start the node first")
+        if not unread and (num := versions.num_unread()):
+            raise StoreError(
+                f"{_count(num, 'version')} of this recipe can't be read by this p2prl, so nobody knows what is needed: "
+                "run the release that made them, or give them up with --unread"
+            )
         store = _store(home)
         garbage = _holdings(versions, store).garbage
         held = store.held
@@ -161,6 +173,24 @@ def _store(home: Home) -> "WeightStore":
     store = WeightStore(home.states, home.blobs)
     store.look()
     return store
+
+
+def _homes(home: Home) -> list[Home]:
+    """This one for each swarm whose weights are here, and, the first, for what no release sorted by swarm."""
+    above = home.of(b"")
+    names = {path.name for folder in (above.states, above.blobs) for path in folder.glob("?" * 16)}
+    return [above, *(replace(above, swarm=name) for name in sorted(names))]
+
+
+def _elsewhere(home: Home) -> dict[Path, int]:
+    """Bytes of other recipes' weights, by folder."""
+    found: dict[Path, int] = {}
+    for other in _homes(home):
+        held = _store(other).held
+        for folder, table in ((other.states, held.states), (other.blobs, held.contents)):
+            if table and other.swarm != home.swarm:
+                found[folder] = sum(table.values())
+    return found
 
 
 def _holdings(versions: "Versions", store: "WeightStore") -> "Holdings":

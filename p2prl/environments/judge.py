@@ -3,23 +3,28 @@
 In: an environment, a tokenizer, indices, token ids (maybe a peer's). Out: `Prompt`s, rewards with details, judgements.
 
 Invariant: a reward is a finite number in [0, 1] and its detail a short text, whatever the environment's code does; it
-runs inside a `Guard`, which turns a raise, a hang or a hunger for memory into `RewardFailed`.
+runs inside a `Guard`, which turns a raise, a hang or a hunger for memory into `RewardFailed`. What an answer was given
+between its turns is compared with what the environment says here, or its group is refused: an honest maker's answer is
+over where the environment fails, so that nothing was given after it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 from p2prl.environments.conversation import ONE_TURN, TurnRules, parts_of
 from p2prl.environments.messages import JudgeItem, Judgement, TurnItem
 from p2prl.environments.mixture import Mixture, own_index
-from p2prl.environments.registry import Conversing, Environment
+from p2prl.environments.registry import Conversing, Environment, Replaying
 from p2prl.errors import ConfigError, P2prlError
 from p2prl.records import Prompt
 
 MAX_DETAIL_CHARACTERS = 256
 CHARACTERS_A_TOKEN = 32  # on average, at most: a longer text than that of all given tokens isn't even encoded
 MAX_SLOW_ANSWERS = 2  # of one group; the others then cost nothing more, and its maker gives them the same 0
+ANSWER_S = 5.0  # all its turns and its reward together
+MEAN_ANSWER_S = 2.0  # of a group's answers, beside its slow ones; a program that never ends is stopped after that
 T = TypeVar("T")
 
 
@@ -32,12 +37,18 @@ class RanTooLong(RewardFailed):
 
 
 class OtherTurns(P2prlError):
-    """Between an answer's turns, or after them, the environment says something else here."""
+    """Between an answer's turns, or after them, the environment says something else here, or fails."""
 
 
 class Guard(Protocol):
     def __call__(self, work: Callable[[], T]) -> T:
         """What `work` returns; raises RewardFailed when it fails or passes its limits."""
+        ...
+
+
+class Within(Protocol):
+    def __call__(self, seconds: float) -> AbstractContextManager[object]:
+        """All work that is guarded in it has so long together; what goes on is RanTooLong."""
         ...
 
 
@@ -56,6 +67,11 @@ class Stops(Protocol):
     def ends_as_said(self, token_ids: Sequence[int], finish_reason: str) -> bool: ...
 
 
+def group_s(num_answers: int) -> float:
+    """What judging a group may take, whatever its answers are."""
+    return MAX_SLOW_ANSWERS * ANSWER_S + num_answers * MEAN_ANSWER_S
+
+
 class Judge:
     def __init__(
         self,
@@ -64,13 +80,15 @@ class Judge:
         guard: Guard,
         stops: Stops | None = None,
         rules: TurnRules = ONE_TURN,
+        within: Within = lambda seconds: nullcontext(),
     ) -> None:
-        """`stops` None: the recipe has no stop strings, and an answer's text is all of it."""
+        """`stops` None: the recipe has no stop strings, and an answer's text is all of it. `within` usual: no hurry."""
         self._environment = environment
         self._tokenizer = tokenizer
         self._guard = guard
         self._stops = stops
         self._rules = rules
+        self._within = within
 
     def prompt(self, index: int) -> Prompt:
         """Raises RewardFailed when the environment can't make it, ConfigError when the model can't read it."""
@@ -82,23 +100,47 @@ class Judge:
         text = self._tokenizer.decode(token_ids) if self._stops is None else self._stops.text(token_ids)
         return _clean(text)
 
+    def texts(self, parts: Sequence[Sequence[int]]) -> tuple[str, ...]:
+        """Of an answer's parts, drawn, given, drawn, ...: a stop string ends those that were drawn alone."""
+        return tuple(
+            _clean(self._tokenizer.decode(part)) if number % 2 else self.text(part) for number, part in enumerate(parts)
+        )
+
     def turn(self, item: TurnItem) -> tuple[int, ...]:
         """What it is given before its next turn; () where it is over."""
         drawn, given = parts_of(item.token_ids, item.runs)
         try:
-            return self._said(item.index, self._texts(drawn), drawn[-1][-1], sum(map(len, given)))
+            return self._next(item.index, self._texts(drawn), drawn[-1][-1], sum(map(len, given)))
         except RewardFailed:
             return ()  # whoever judges it runs into the same, and says so
+
+    def _member(self, index: int) -> tuple[Environment, int]:
+        """The environment that the index falls to, and the index as it knows it."""
+        known = self._environment
+        member = known.member(index) if isinstance(known, Mixture) else known
+        return member, own_index(member, index)
 
     def _texts(self, drawn: Sequence[Sequence[int]]) -> list[str]:
         return self._guard(lambda: list(map(self.text, drawn)))
 
-    def _said(self, index: int, texts: Sequence[str], last: int, num_given: int) -> tuple[int, ...]:
+    def _next(self, index: int, texts: Sequence[str], last: int, num_given: int) -> tuple[int, ...]:
         """What the environment says after these turns, the last token of which is `last`; () where it is over."""
-        environment, own = self._environment, own_index(self._environment, index)
+        environment, own = self._member(index)
         if len(texts) >= self._rules.max_turns or not isinstance(environment, Conversing):
             return ()
-        said = self._guard(lambda: environment.respond(own, list(texts)))
+        return self._tokens(self._guard(lambda: environment.respond(own, list(texts))), last, num_given)
+
+    def _each(self, index: int, texts: Sequence[str]) -> Iterator[str | None]:
+        """What it says after each of these turns, in one go where it can."""
+        environment, own = self._member(index)
+        if isinstance(environment, Replaying):
+            said = self._guard(lambda: list(environment.responses(own, list(texts))))
+            yield from (said[number] if number < len(said) else None for number in range(len(texts)))
+        elif isinstance(environment, Conversing):
+            for number in range(1, len(texts) + 1):
+                yield self._guard(lambda number=number: environment.respond(own, list(texts[:number])))
+
+    def _tokens(self, said: str | None, last: int, num_given: int) -> tuple[int, ...]:
         if said is None or len(said) > CHARACTERS_A_TOKEN * self._rules.max_given_tokens:
             return ()
         try:
@@ -118,11 +160,8 @@ class Judge:
         judged, num_slow = [], 0
         for place in range(len(item.answers)):
             try:
-                if num_slow >= MAX_SLOW_ANSWERS:
-                    raise RewardFailed(f"not judged: {num_slow} answers of this group ran too long")
-                given, detail = self._reward(item.index, self._replayed(item, place))
-                if not math.isfinite(given) or not 0.0 <= given <= 1.0:
-                    raise RewardFailed(f"the environment gave {given}, which is not in 0 to 1")
+                with self._within(ANSWER_S):
+                    given, detail = self._worth(item, place, num_slow)
             except RewardFailed as error:
                 given, detail = 0.0, str(error)
                 num_slow += isinstance(error, RanTooLong)
@@ -132,21 +171,39 @@ class Judge:
             judged.append((given, _clean(name + detail)[:MAX_DETAIL_CHARACTERS]))
         return judged, -1
 
-    def _replayed(self, item: JudgeItem, place: int) -> list[str]:
-        """The turns of an answer, between which the environment says what it was given, and nothing after them."""
+    def _worth(self, item: JudgeItem, place: int, num_slow: int) -> tuple[float, str]:
+        """After `num_slow` answers that ran too long."""
         drawn, given = parts_of(item.answers[place], item.runs[place] if item.runs else ())
-        texts, num_given = self._texts(drawn), 0
+        try:
+            if num_slow >= MAX_SLOW_ANSWERS:
+                raise RewardFailed(f"not judged: {num_slow} answers of this group ran too long")
+            texts = self._texts(drawn)
+            self._compare(item.index, drawn, given, texts)
+        except RewardFailed as error:
+            if not given:
+                raise
+            raise OtherTurns(f"what it was given can't be what the environment says: {error}") from error
+        stopped = item.finishes[place : place + 1] == ("stop",)
+        if stopped and self._next(item.index, texts, drawn[-1][-1], sum(map(len, given))):
+            raise OtherTurns(f"it ends after turn {len(drawn)}, and the environment has more to say")
+        worth, detail = self._reward(item.index, texts)
+        if not math.isfinite(worth) or not 0.0 <= worth <= 1.0:
+            raise RewardFailed(f"the environment gave {worth}, which is not in 0 to 1")
+        return worth, detail
+
+    def _compare(
+        self, index: int, drawn: Sequence[tuple[int, ...]], given: Sequence[tuple[int, ...]], texts: Sequence[str]
+    ) -> None:
+        """Raises OtherTurns where the environment doesn't say between these turns what was given there."""
+        num_given, said = 0, self._each(index, texts[: len(given)])
         for number, tokens in enumerate(given, 1):
-            if self._said(item.index, texts[:number], drawn[number - 1][-1], num_given) != tokens:
+            goes_on = number < self._rules.max_turns
+            if not goes_on or self._tokens(next(said, None), drawn[number - 1][-1], num_given) != tokens:
                 raise OtherTurns(f"what it was given after turn {number} is not what the environment says")
             num_given += len(tokens)
-        stopped = item.finishes[place : place + 1] == ("stop",)
-        if stopped and self._said(item.index, texts, drawn[-1][-1], num_given):
-            raise OtherTurns(f"it ends after turn {len(drawn)}, and the environment has more to say")
-        return texts
 
     def _reward(self, index: int, texts: Sequence[str]) -> tuple[float, str]:
-        environment, own = self._environment, own_index(self._environment, index)
+        environment, own = self._member(index)
 
         def work() -> tuple[float, str]:
             if isinstance(environment, Conversing):
@@ -172,7 +229,8 @@ class Judge:
             return Judgement(
                 True, (0.0,) * count, ("not judged: an answer doesn't end as it says",) * count, bad_finish
             )
-        judged, bad_turns = self._judged(item)
+        with self._within(group_s(count)):
+            judged, bad_turns = self._judged(item)
         rewards, details = tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged)
         return Judgement(True, rewards, details, bad_turns=bad_turns)
 

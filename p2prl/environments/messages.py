@@ -41,10 +41,10 @@ class TurnsRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextsRequest(msgspec.Struct, frozen=True, tag=True):
-    """The texts that rewards see of these answers, to be shown."""
+    """The texts of an answer's parts, drawn, given, drawn, ..., to be shown: what rewards see, or was said."""
 
     id: int
-    answers: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[int, ...], ...]
 
 
 class JudgeRequest(msgspec.Struct, frozen=True, tag=True):

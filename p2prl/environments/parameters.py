@@ -1,7 +1,7 @@
 """What may be set of an environment that can be loaded, with its usual values.
 
-In: its full name, the parameters it was made with. Out: lines as a recipe has them, `digits = 2`; what has no usual value
-is its name alone.
+In: its full name, the parameters it was made with. Out: lines as a recipe has them, `digits = 2`; what has no usual value,
+or one that can't be written down, is its name alone.
 """
 
 import enum
@@ -45,5 +45,10 @@ def line_of(name: str, value: Any) -> str:
     """As TOML writes it, which has no word for None."""
     if value is None:
         return name
-    said = json.dumps(value, ensure_ascii=False, default=lambda it: it.name if isinstance(it, enum.Enum) else str(it))
+    try:
+        said = json.dumps(
+            value, ensure_ascii=False, default=lambda it: it.name if isinstance(it, enum.Enum) else str(it)
+        )
+    except Exception:  # noqa: BLE001  # keys that are no text, a value in itself, whatever another's __str__ raises
+        return name
     return f"{name} = {said if len(said) <= MAX_VALUE_CHARACTERS else said[:MAX_VALUE_CHARACTERS] + '...'}"

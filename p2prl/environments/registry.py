@@ -66,6 +66,15 @@ class Conversing(Protocol):
         ...
 
 
+@runtime_checkable
+class Replaying(Protocol):
+    """A `Conversing` one that plays a conversation once where `respond` would be asked after each turn."""
+
+    def responses(self, index: int, answers: Sequence[str]) -> Sequence[str]:
+        """What `respond` says after the first of these answers, the first two, ...; shorter where it is over sooner."""
+        ...
+
+
 def load_environment(name: str, params: Mapping[str, object], folders: Sequence[Path] = ()) -> Environment:
     """Raises ConfigError for an unknown name, parameter or value, or a package that isn't installed."""
     source, _, rest = full_name(name, folders).partition(":")

@@ -54,12 +54,12 @@ class TasksetEnvironment:
 
     async def _play(self, task: Any, answers: Sequence[str]) -> str | None:
         """What is said after these answers; None: it is over."""
-        from p2prl.environments.verifiers_text import going_on, opening
+        from p2prl.environments.verifiers_text import opening
 
         play, asked = await self._run(task, answers)
         if not asked:
             return None
-        return going_on(play.asked) if answers else opening(play.asked, play.tools)
+        return play.heard[-1] if answers else opening(play.asked, play.tools)
 
     async def _run(self, task: Any, answers: Sequence[str]) -> tuple[Any, bool]:
         """The conversation, and whether the model is asked for more."""
@@ -102,10 +102,14 @@ class TasksetEnvironment:
 
 
 class ConversingTaskset(TasksetEnvironment):
-    """Implements `registry.Conversing` too."""
+    """Implements `registry.Conversing` and `registry.Replaying` too."""
 
     def respond(self, index: int, answers: Sequence[str]) -> str | None:
         return asyncio.run(self._play(self._task(index), answers))
+
+    def responses(self, index: int, answers: Sequence[str]) -> Sequence[str]:
+        play, _ = asyncio.run(self._run(self._task(index), answers))
+        return play.heard[1:]
 
     def reward_turns(self, index: int, answers: Sequence[str]) -> tuple[float, str]:
         return self._rewarded(index, answers)

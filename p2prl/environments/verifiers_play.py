@@ -35,7 +35,7 @@ from verifiers.v1.types import (  # pyright: ignore[reportMissingImports]
 )
 from verifiers.v1.utils.decorators import discover_decorated  # pyright: ignore[reportMissingImports]
 
-from p2prl.environments.verifiers_text import assistant, result
+from p2prl.environments.verifiers_text import assistant, going_on, result
 
 
 class Asked(BaseException):
@@ -106,11 +106,12 @@ class Interaction:
 
 
 class Play:
-    """`asked`: the messages that the model was last asked with, beyond those it has seen."""
+    """`asked`: the messages that the model was last asked with, beyond those it has seen; `heard`: their text, each time."""
 
     def __init__(self, task: Any, left: list[str], info: AgentInfo) -> None:
         self.task, self._left = task, left
         self.asked: list[Any] = []
+        self.heard: list[str] = []
         self.tools: list[Tool] = []
         self._servers: dict[str, tuple[MCPServer, str]] = {}
         self._messages: list[Any] = []
@@ -187,6 +188,7 @@ class Play:
         if stopped is not None:
             turn.commit_prompt()
             self._stop(stopped)
+        self.heard.append(going_on(turn.tail))
         if not self._left:
             self.asked = turn.tail
             raise Asked

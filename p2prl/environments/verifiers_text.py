@@ -21,6 +21,7 @@ from verifiers.v1.types import (  # pyright: ignore[reportMissingImports]
     content_text,
 )
 
+MAX_DEPTH = 100  # of a call's JSON; what is deeper is read by some Pythons and not by others
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _TOOLS = """You may call tools. Their signatures:
 <tools>
@@ -65,14 +66,34 @@ def assistant(text: str, turn: int, has_tools: bool) -> AssistantMessage:
     for found in _CALL.finditer(text) if has_tools else ():
         try:
             call = json.loads(found[1])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(call, Mapping) and isinstance(call.get("name"), str):
+        if isinstance(call, Mapping) and _is_name(call.get("name")) and _is_flat(call):
             arguments = json.dumps(call.get("arguments", {}))
             calls.append(ToolCall(id=f"call-{turn}-{len(calls)}", name=call["name"], arguments=arguments))
     return AssistantMessage(content=_CALL.sub("", text).strip() if calls else text, tool_calls=calls or None)
 
 
+def _is_name(name: object) -> bool:
+    """A text without lone surrogates, which JSON can spell and UTF-8 can't."""
+    return isinstance(name, str) and not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _is_flat(call: object) -> bool:
+    """Level by level, so that depth costs no stack."""
+    level = [call]
+    for _ in range(MAX_DEPTH):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ())
+        ]
+        if not level:
+            return True
+    return False
+
+
 def result(call: ToolCall, text: str) -> ToolMessage:
+    text = text.encode("utf-8", "replace").decode()  # an argument that it repeats may hold a lone surrogate
     message = {"role": "tool", "tool_call_id": call.id, "content": text, "name": call.name}
     return ToolMessage.model_validate(bound_tool_message(message))

@@ -8,6 +8,7 @@ stderr. Prompts and rewards run inside the same guard as a node's.
 
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -248,4 +249,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it, whatever environment runs
     sys.exit(main())

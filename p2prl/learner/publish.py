@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from p2prl.errors import BadRecord, DeltaError, StoreError
-from p2prl.records import Content, DeltaBase, Hash, Version
+from p2prl.records import Content, DeltaBase, Hash
 from p2prl.weights import delta
 from p2prl.weights.chain import ANCHOR, DELTA
 from p2prl.weights.contents import content_of

@@ -42,8 +42,8 @@ def fetch_wheel(package: str, folder: Path, progress: Callable[[str], None]) -> 
     """Download the wheel into `folder` with pip, which checks it against the index's hash."""
     check_package(package)
     progress(f"fetching {package} with pip")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), package]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--quiet", "--disable-pip-version-check", "--dest", str(folder), package]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
     except subprocess.TimeoutExpired as error:

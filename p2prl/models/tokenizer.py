@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_turn(self, text: str, last: int) -> list[int]:
-        """What follows an answer whose last token is `last`: its end where that is none, the user's `text`, and what
+        """What follows an answer whose last token is `last`: its end where that is another, the user's `text`, and what
         an answer begins after. Raises ConfigError as `encode_prompt` does."""
         ...
 
@@ -73,8 +73,9 @@ class FolderTokenizer:
         after = self._after_answer(text)
         if last in self.stop_ids:  # the end is there, as drawn
             head = self._after_answer(_SAID).partition(_SAID)[0]  # not of `text`, which may look like an end
-            ends = [head.find(end) + len(end) for end in self._ends if end in head]
-            after = after[min(ends, default=0) :]
+            first = min((end for end in self._ends if end in head), key=head.find, default="")
+            if first == self._ends[self.stop_ids.index(last)]:  # after another end the template's own is still to come
+                after = after[head.find(first) + len(first) :]
         return self._plain(after)
 
     def _after_answer(self, text: str) -> str:
@@ -115,9 +116,9 @@ class FolderTokenizer:
         return blake3(json.dumps(parts, sort_keys=True).encode()).digest()
 
     def _turn_probe(self) -> list[list[int]]:
-        """After an answer that ends with an end token, and after one that does not; [] where there are no turns."""
+        """After an answer that ends with each end token, and after one without; [] where there are no turns."""
         try:
-            return [self.encode_turn(_PROBE, last) for last in (self.stop_ids[0], -1)]
+            return [self.encode_turn(_PROBE, last) for last in (*self.stop_ids, -1)]
         except ConfigError:
             return []
 

@@ -36,7 +36,7 @@ async def prepare_base(recipe: Recipe, home: Home, progress: int | None = None, 
 async def prepare_model(source: str, home: Home, progress: int | None = None, *trial: str) -> tuple[Path, str]:
     """(weights file, hash) of whatever lies at `source`, after the child's `trial`. Raises ConfigError."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "p2prl.node.prepare_process", source, str(home.models), *trial,
+        sys.executable, "-P", "-m", "p2prl.node.prepare_process", source, str(home.models), *trial,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=progress,
     )  # fmt: skip
     output, _ = await process.communicate()

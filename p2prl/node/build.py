@@ -233,7 +233,7 @@ async def open_node(home: Home, config: NodeConfig, recipe: Recipe) -> Node:
         base_path = await prepare_base(recipe, home, learns=config.node.role in ("full", "learner"))
         disk.check_room(home, base_path.stat().st_size)
         base = Version(0, 0, bytes.fromhex(recipe.model.hash))
-        store = Store.open(home.database, SystemClock().unix())
+        store = Store.open(home.database, SystemClock().unix(), recipe.swarm_id)
         events = Ring(first_id=int(SystemClock().unix() * 1000))
         child_log = open_log(home)
         boot_id = secrets.token_bytes(8)

@@ -14,15 +14,15 @@ import msgspec
 
 from p2prl.config import NodeConfig
 from p2prl.errors import P2prlError
-from p2prl.exits import KILLED
 from p2prl.models.lora_rule import lora_of
-from p2prl.node.children import Child
+from p2prl.node.children import Child, ChildDied
 from p2prl.node.ports import ChildPort
 from p2prl.paths import Home
 from p2prl.recipe import Recipe
 from p2prl.rollout import messages
 from p2prl.rollout.plan import Plan, Wish, after_kill
 
+MODULE = "p2prl.rollout.engine_process"
 START_S = 600.0  # a large model from a slow disk, GPU kernels that are compiled
 
 
@@ -49,8 +49,13 @@ def child_environ(threads: int) -> dict[str, str]:
 
 def engine_child(threads: int, stderr: IO[bytes] | None) -> Child:
     """The engine's process, not started yet."""
-    module, environ = "p2prl.rollout.engine_process", child_environ(threads)
-    return Child(module, (), messages.Reply, environ=environ, stderr=stderr, patience_s=10.0)
+    environ = child_environ(threads)
+    return Child(MODULE, (), messages.Reply, environ=environ, stderr=stderr, patience_s=10.0)
+
+
+def was_killed(error: P2prlError) -> bool:
+    """Whether it tells of an engine that the system killed, most likely for its memory."""
+    return isinstance(error, ChildDied) and error.module == MODULE and error.killed
 
 
 class EngineKeeper:
@@ -87,8 +92,8 @@ class EngineKeeper:
             raise
 
     def failed(self, error: P2prlError) -> None:
-        """The engine ended: a kill by the system is a reason to ask for less."""
-        if self._plan is None or KILLED not in str(error):
+        """A kill of the engine by the system is a reason to ask for less; another child's end is none, nor a hang."""
+        if self._plan is None or not was_killed(error):
             return
         less = after_kill(self._plan, self._wish())
         if less is not None:

@@ -3,16 +3,17 @@
 In: indices, groups. Out: prompts, judgements. A hung or dead child is started again by the next request.
 
 A group whose judging ends the child is asked again answer by answer, so that only the deadly answers are worth 0; after
-two of them the others of that group are not judged. Whoever made the group came to the same.
+two of them the others of that group are not judged. Whoever made the group came to the same. What an answer was given
+that ends the child, or isn't judged, can't be compared with what the environment says: then the group is refused.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
-from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, MAX_SLOW_ANSWERS
+from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, MAX_SLOW_ANSWERS, group_s
 from p2prl.environments.messages import (
     JudgeItem,
     Judgement,
@@ -28,7 +29,6 @@ from p2prl.environments.messages import (
     TurnsReply,
     TurnsRequest,
 )
-from p2prl.environments.rewarder import Limits
 from p2prl.environments.spec import spec_of
 from p2prl.node.children import Child, ChildDied
 from p2prl.paths import Home
@@ -44,9 +44,8 @@ TURNS_AT_ONCE = 8
 class EnvironmentClient:
     def __init__(self, recipe: Recipe, home: Home, stderr: IO[bytes] | None = None) -> None:
         spec = spec_of(recipe.environment, data_folders((home.datasets,)))
-        self._num_turns = spec.rules.max_turns
-        # The child does one thing at a time: whoever asks it may have to wait for somebody else's group.
-        self._patience_s = TIMEOUT_S + self._judging_s(recipe.sampling.group_size)
+        # It may still be at the group of somebody who was cancelled.
+        self._patience_s = TIMEOUT_S + group_s(recipe.sampling.group_size)
         stop = msgspec.json.encode(recipe.sampling.stop).decode()
         args = (recipe.model.source, str(home.models), msgspec.json.encode(spec).decode(), stop)
         environ = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
@@ -54,7 +53,7 @@ class EnvironmentClient:
         self._child = Child(module, args, Reply, environ=environ, stderr=stderr)
         self.ready: Ready | None = None
         self._stopped = False
-        self._starting = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     def on_death(self, handler: Callable[[str], None]) -> None:
         """`handler(why)` hears of a death that no request of ours ran into."""
@@ -70,12 +69,18 @@ class EnvironmentClient:
         found: list[Prompt] = []
         for first in range(0, len(indices), PROMPTS_AT_ONCE):  # each request has the whole deadline
             some = tuple(indices[first : first + PROMPTS_AT_ONCE])
-            await self._alive()
-            reply: PromptsReply = await self._child.request(
-                lambda number, some=some: PromptsRequest(number, some), timeout_s=self._patience_s
-            )
-            found += reply.prompts
+            try:
+                found += await self._prompts(some)
+            except ChildDied as error:  # maybe of the work that was in it before, or killed for memory
+                if self._stopped:
+                    raise
+                self._child.on_death(str(error))
+                found += await self._prompts(some)
         return tuple(found)
+
+    async def _prompts(self, indices: tuple[int, ...]) -> tuple[Prompt, ...]:
+        reply: PromptsReply = await self._request(lambda number: PromptsRequest(number, indices), self._patience_s)
+        return reply.prompts
 
     async def turns(self, items: Sequence[TurnItem]) -> tuple[tuple[int, ...], ...]:
         """What each answer is given before its next turn; () where it is over, as it is where asking ends the child:
@@ -93,10 +98,7 @@ class EnvironmentClient:
         return tuple(found)
 
     async def _turns(self, items: tuple[TurnItem, ...]) -> tuple[tuple[int, ...], ...]:
-        await self._alive()
-        reply: TurnsReply = await self._child.request(
-            lambda number: TurnsRequest(number, items), timeout_s=self._patience_s
-        )
+        reply: TurnsReply = await self._request(lambda number: TurnsRequest(number, items), self._patience_s)
         return reply.items
 
     async def _turn_alone(self, item: TurnItem) -> tuple[int, ...]:
@@ -107,12 +109,9 @@ class EnvironmentClient:
                 raise
             return ()
 
-    async def texts(self, answers: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-        """What rewards see of each, to be shown."""
-        await self._alive()
-        reply: TextsReply = await self._child.request(
-            lambda number: TextsRequest(number, tuple(answers)), timeout_s=self._patience_s
-        )
+    async def texts(self, parts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+        """Of an answer's parts, drawn, given, drawn, ...: what rewards see of those drawn, all of those given."""
+        reply: TextsReply = await self._request(lambda number: TextsRequest(number, tuple(parts)), self._patience_s)
         return reply.texts
 
     async def judge(self, groups: Sequence[Group]) -> tuple[Judgement, ...]:
@@ -132,58 +131,70 @@ class EnvironmentClient:
             return await self._one_by_one(item)
 
     async def _ask(self, item: JudgeItem) -> Judgement:
-        await self._alive()
-        deadline_s = self._patience_s + self._judging_s(len(item.answers))
-        reply: JudgeReply = await self._child.request(
-            lambda number: JudgeRequest(number, (item,)), timeout_s=deadline_s
-        )
+        deadline_s = self._patience_s + group_s(len(item.answers))
+        reply: JudgeReply = await self._request(lambda number: JudgeRequest(number, (item,)), deadline_s)
         return reply.items[0]
-
-    def _judging_s(self, num_answers: int) -> float:
-        """Of a group, at most; it may have two slow answers and a slow prompt."""
-        call_s = Limits().call_s
-        return self._num_turns * max(TIMEOUT_S, num_answers * call_s) + (MAX_SLOW_ANSWERS + 1) * call_s
 
     async def _one_by_one(self, item: JudgeItem) -> Judgement:
         """Each answer alone, so that what ended the child is found."""
         prompt = await self._ask(JudgeItem(item.index, item.prompt_ids, ()))  # a deadly prompt raises here
+        count, loop = len(item.answers), asyncio.get_running_loop()
         if not prompt.prompt_ok:
-            count = len(item.answers)
             return Judgement(False, (0.0,) * count, ("the prompt has other tokens",) * count)
-        judged: list[tuple[float, str]] = []
-        num_deadly = 0
-        for place, answer in enumerate(item.answers):
+        judged: list[Judgement] = []
+        num_deadly, ends_at = 0, loop.time() + group_s(count)
+        for place in range(count):
+            alone = _only(item, place)
             if num_deadly == MAX_SLOW_ANSWERS:
-                judged.append((0.0, f"not judged: {num_deadly} answers of this group ended the environment process"))
-                continue
-            try:
-                finish, runs = item.finishes[place : place + 1], item.runs[place : place + 1]
-                alone = await self._ask(JudgeItem(item.index, item.prompt_ids, (answer,), finish, runs))
-                if alone.bad_finish >= 0 or alone.bad_turns >= 0:  # no matter what the others are worth
-                    count, why = len(item.answers), alone.details[0].replace("answer 0:", f"answer {place}:", 1)
-                    return msgspec.structs.replace(
-                        alone,
-                        rewards=(0.0,) * count,
-                        details=(why,) * count,
-                        bad_finish=place if alone.bad_finish >= 0 else -1,
-                        bad_turns=place if alone.bad_turns >= 0 else -1,
-                    )
-                judged.append((alone.rewards[0], alone.details[0]))
-            except ChildDied as error:
-                if self._stopped:
-                    raise
-                num_deadly += 1
-                why = f"judging it ended the environment process: {error}"
-                judged.append((0.0, why[:MAX_DETAIL_CHARACTERS]))
-        rewards, details = tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged)
-        return Judgement(True, rewards, details)
+                why = f"not judged: {num_deadly} answers of this group ended the environment process"
+                found = _unjudged(alone, why)
+            elif loop.time() > ends_at:
+                found = _unjudged(alone, f"not judged: this group took longer than {group_s(count):g} s")
+            else:
+                try:
+                    found = await self._ask(alone)
+                except ChildDied as error:
+                    if self._stopped:
+                        raise
+                    num_deadly += 1
+                    found = _unjudged(alone, f"judging it ended the environment process: {error}")
+            if found.refused:  # no matter what the others are worth
+                return _of_group(found, place, count)
+            judged.append(found)
+        return Judgement(True, tuple(each.rewards[0] for each in judged), tuple(each.details[0] for each in judged))
 
     async def stop(self) -> None:
         self._stopped = True
         await self._child.stop()
 
-    async def _alive(self) -> None:
-        """Two requests that find it dead start one child: a second start would end the first."""
-        async with self._starting:
+    async def _request(self, make: Callable[[int], object], timeout_s: float) -> Any:
+        """One at a time: what ends the child is then what it was asked, and no other's. Dead, it is started again."""
+        async with self._turn:
+            if self._stopped:
+                raise ChildDied("the environment process was stopped")
             if not self._child.alive:
                 await self.start()
+            return await self._child.request(make, timeout_s=timeout_s)
+
+
+def _only(item: JudgeItem, place: int) -> JudgeItem:
+    finish, runs = item.finishes[place : place + 1], item.runs[place : place + 1]
+    return JudgeItem(item.index, item.prompt_ids, item.answers[place : place + 1], finish, runs)
+
+
+def _unjudged(alone: JudgeItem, why: str) -> Judgement:
+    """Of an answer that nothing is known of: worth 0, and refused where it was given what can't be compared."""
+    was_given = any(len(runs) > 1 for runs in alone.runs)
+    detail = f"answer 0: what it was given can't be compared: {why}" if was_given else why
+    return Judgement(True, (0.0,), (detail[:MAX_DETAIL_CHARACTERS],), bad_turns=0 if was_given else -1)
+
+
+def _of_group(alone: Judgement, place: int, count: int) -> Judgement:
+    """A group's, one answer of which is refused."""
+    return msgspec.structs.replace(
+        alone,
+        rewards=(0.0,) * count,
+        details=(alone.details[0].replace("answer 0:", f"answer {place}:", 1),) * count,
+        bad_finish=place if alone.bad_finish >= 0 else -1,
+        bad_turns=place if alone.bad_turns >= 0 else -1,
+    )

@@ -51,7 +51,8 @@ def _start(source: str, cache: Path, spec_json: str, stop_json: str) -> tuple[Ju
     tokenizer = load_tokenizer(source, cache)
     stop = msgspec.json.decode(stop_json, type=tuple[str, ...])
     stops = StopStrings(stop, tokenizer.decode, tokenizer.stop_ids) if stop else None
-    judge = Judge(environment, tokenizer, LimitGuard(Limits()), stops, spec.rules)
+    guard = LimitGuard(Limits())
+    judge = Judge(environment, tokenizer, guard, stops, spec.rules, guard.within)
     judge.prompt(0)  # a model that can't read the environment's prompts is found now
     if spec.rules.max_turns > 1:
         tokenizer.encode_turn("1", tokenizer.stop_ids[0])  # and one whose template takes no second turn

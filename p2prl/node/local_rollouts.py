@@ -19,10 +19,9 @@ from p2prl.config import NodeConfig
 from p2prl.environments.conversation import parts_of, runs_of
 from p2prl.environments.messages import Judgement
 from p2prl.errors import ConfigError, P2prlError
-from p2prl.exits import KILLED
 from p2prl.node.base_model import prepare_base, prepare_model
 from p2prl.node.conversations import Conversations
-from p2prl.node.engine_keeper import EngineKeeper, child_threads, engine_child
+from p2prl.node.engine_keeper import EngineKeeper, child_threads, engine_child, was_killed
 from p2prl.node.environment_client import EnvironmentClient
 from p2prl.node.ports import ChildPort, EnvironmentPort
 from p2prl.node.rollout_loop import LOAD_TIMEOUT_S, SILENCE_S
@@ -61,7 +60,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class TextsPort(EnvironmentPort, Protocol):
-    async def texts(self, answers: Sequence[tuple[int, ...]]) -> tuple[str, ...]: ...
+    async def texts(self, parts: Sequence[tuple[int, ...]]) -> tuple[str, ...]: ...
 
 
 class LocalRollouts:
@@ -96,6 +95,10 @@ class LocalRollouts:
     async def start(self, weights: Path | None = None) -> None:
         """With the recipe's version 0, or the model in the folder `weights`. Raises ConfigError or ChildDied."""
         self._say(f"the model {self.recipe.model.source if weights is None else weights}")
+        rollout = self.config.rollout
+        if weights is not None and rollout.adapters == "name":
+            self._say("rollout.adapters is merged here: other whole weights than the recipe's can't be had by name")
+            self.config = self.config.model_copy(update={"rollout": rollout.model_copy(update={"adapters": "merged"})})
         path = await self._prepare(weights)
         self._say(f"the environment {self.recipe.environment.name}")
         ready = await self._environment.start()
@@ -119,7 +122,7 @@ class LocalRollouts:
             try:
                 return await self._keeper.start(stop_ids, pad_id)
             except P2prlError as error:
-                if KILLED not in str(error) or not left:
+                if not was_killed(error) or not left:
                     raise
                 self._say(str(error))
         raise AssertionError(MOST_STARTS)

@@ -136,7 +136,8 @@ class Measures:
 
 
 def sizes_on_disk(home: Home) -> dict[str, int]:
-    """Bytes of the database, of versions' states, of deltas and of checkpoints. Blocks: call it in a thread."""
+    """Bytes of the database, of versions' states, of deltas and of checkpoints, of all recipes. Blocks: in a thread."""
+    home = home.of(b"")
     places = {"db": home.database.parent.glob(f"{home.database.name}*"), "blobs": home.blobs.rglob("*")}
     places |= {"states": home.states.rglob("*"), "checkpoints": home.checkpoints.rglob("*")}
     return {kind: sum(_size(path) for path in paths) for kind, paths in places.items()}

@@ -59,9 +59,10 @@ class Served:
 
     def _read(self, state: Hash) -> None:
         """Not while another file is read: who asks meanwhile is told that it isn't here, and keeps no thread waiting."""
-        if state not in self._anchors and self._looking.acquire(blocking=False):
+        if self._looking.acquire(blocking=False):
             try:
-                self._anchors[state] = name_of_file(self._files.state_path(state))
+                if state not in self._anchors:
+                    self._anchors[state] = name_of_file(self._files.state_path(state))
             except OSError:  # collected just now, or nobody may read it any more
                 return
             finally:

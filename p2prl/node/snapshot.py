@@ -11,7 +11,7 @@ from p2prl import __version__, status
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
 from p2prl.records import Version
-from p2prl.status import rfc3339
+from p2prl.status import finite, rfc3339
 from p2prl.weights.chain import Needs
 from p2prl.weights.holdings import Awaited, Holding, holdings
 
@@ -30,7 +30,7 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
     loaded = state.engine_version
     up_cap, down_cap = state.transport.rates
     manifest = state.manifests.get(state.head_id)
-    metrics = last or (manifest.metrics if manifest else {})
+    metrics = finite(last or (manifest.metrics if manifest else {}))
     return status.Status(
         version=__version__,
         node=status.NodeStatus(
@@ -92,7 +92,7 @@ def make_status(state: NodeState, supervisor: Supervisor, waiting: str, last: di
             num_groups=state.num_groups,
             buffered=len(state.store.admitted_untrained()),
             refused=dict(state.counts.refused_here),
-            last=dict(metrics),
+            last=metrics,
         ),
         traffic=status.TrafficStatus(**_traffic(state)),
         failover=status.FailoverStatus(

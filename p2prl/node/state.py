@@ -103,9 +103,11 @@ class NodeState:
     pulled: Pulled = field(default_factory=Pulled)  # contents that peers take from us now
     transfers: dict[bytes, Progress] = field(default_factory=dict)  # contents that we fetch now
     in_use: Counter[bytes] = field(default_factory=Counter)  # hashes of states that somebody reads now
+    unread: frozenset[bytes] = frozenset()  # states and contents here of versions that another release made
     _ranked: tuple[int, tuple[str, ...]] | None = None  # changes of the records, candidates by them
 
     def __post_init__(self) -> None:
+        self.home = self.home.of(self.swarm)
         self.weights = WeightStore(self.home.states, self.home.blobs)
 
     @property

@@ -82,7 +82,7 @@ class TrainLoop:
                     models_cache=str(state.home.models),
                     states=str(state.home.states),
                     blobs=str(state.home.blobs),
-                    checkpoints=str(state.home.checkpoints / state.swarm.hex()[:16]),
+                    checkpoints=str(state.home.checkpoints),
                     threads=self._threads,
                 )
             )

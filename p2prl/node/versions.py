@@ -33,11 +33,14 @@ Holders = Callable[[], Sequence[str]]
 MAX_PATHS = 8  # tried for one version before we wait for news
 MAX_FETCHES = 4  # contents at once
 MAX_BAD = 4096
+MOST_STATES = 4  # that a path may take: an honest one is an anchor, and deltas of a state together at most
 
 
 class Versions:
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, most_bytes: int = chain.MAX_VERSION_BYTES) -> None:
+        """No content has more than `most_bytes`."""
         self._state, self._files = state, state.weights
+        self._most_path_bytes = MOST_STATES * most_bytes
         self._bad: OrderedDict[chain.WayId, None] = OrderedDict()  # ways that gave a wrong result
         self._in_work: frozenset[Hash] = frozenset()  # contents
         self.is_applying = False
@@ -63,6 +66,10 @@ class Versions:
         while len(failures) < MAX_PATHS and (path := self.plan(target, frozenset(failed))) is not None:
             if failures:
                 self._state.blame(failures[-1])  # the last one is our caller's
+            if path.num_bytes > self._most_path_bytes:  # all others are longer
+                what = f"{path.num_bytes} bytes in {len(path.ways)} contents lead to version {target}"
+                failures.append(Unreachable(f"{what}: more than {MOST_STATES} times a state is not fetched"))
+                break
             try:
                 await self._walk(path, holders, failed)
                 return
@@ -107,10 +114,8 @@ class Versions:
                         node=self._surroundings,
                     )
                 self._files.found_content(name)
-            except PeerError as error:
+            except PeerError:
                 failed.add(name)
-                if isinstance(error, BadRecord) and not error.peer:  # no holder's fault: its pieces do not make it
-                    self._refuse(way, str(error))
                 raise
             finally:
                 self._files.found_part(name)
@@ -172,7 +177,7 @@ class Versions:
         raise BadRecord(text, peer=way.learner)
 
     def _leads_elsewhere(self, content_hash: Hash) -> bool:
-        """Another way is made of it: whoever gives an honest content a false name makes nobody drop it."""
+        """Another way is made of it: who says that it is of another version makes nobody drop it."""
         ways = chain.ways_of(tuple(self._state.manifests.values())).values()
         others = (way for each in ways for way in each if way.content.content_hash == content_hash)
         is_state = chain.ANCHOR, True  # an anchor that is here already, as the state
@@ -203,7 +208,7 @@ class Versions:
                 self._files.drop_content(content.content_hash)
 
     async def collect(self) -> None:
-        """Drop what neither we nor those behind us need. Not while a version is got."""
+        """Drop what neither we nor those behind us need. Not while a version is got; nothing that we can't judge."""
         state, max_age = self._state, self._state.recipe.learner.max_age
         line, beside = [manifest for _, manifest in state.line()], self._beside()
         needs = chain.Needs(
@@ -213,7 +218,7 @@ class Versions:
             contents=self._in_work,
             pulled=state.pulled.now(state.now()),
         )
-        garbage = chain.to_collect(line, self._files.held, needs, beside)
+        garbage = chain.to_collect(line, self._files.held, needs, beside).without(state.unread)
         named = {content.content_hash for manifest in (*line, *beside) for content in manifest.contents}
         self.served.forget_all_but(named)
         await asyncio.to_thread(self._drop, garbage, beside)
@@ -229,4 +234,4 @@ class Versions:
         """What is on our chain is here, or was not needed: only what may be the next head is still on its way."""
         self._files.collect(garbage)
         named = {content.content_hash for manifest in beside for content in manifest.contents}
-        self._files.drop_parts(named - garbage.parts)
+        self._files.drop_parts((named | self._state.unread) - garbage.parts)

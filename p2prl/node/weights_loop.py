@@ -20,7 +20,7 @@ from p2prl.node.supervisor import end_tasks
 from p2prl.node.targets import Target, Targets
 from p2prl.node.versions import Versions
 from p2prl.records import Lease, Manifest
-from p2prl.status import StepRow
+from p2prl.status import StepRow, finite
 
 GRACE_S = 10.0  # before the leader's news cuts short what another makes us wait for
 STANDS_S = 5.0  # without a byte, before any news does
@@ -32,7 +32,7 @@ class WeightsLoop:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self.manifests = ManifestExchange(state)
-        self.versions = Versions(state)
+        self.versions = Versions(state, self.manifests.most_bytes)
         self._targets = Targets()
         self._wake = asyncio.Event()
         self._is_tidy = False
@@ -79,8 +79,11 @@ class WeightsLoop:
         following = asyncio.create_task(self._follow(target), name=f"follow a head of {target.holder}")
         try:
             await self._wait_for(following, target)
-            await following
-            self._targets.done(target)
+            if following.done():
+                await following
+                self._targets.done(target)
+            else:  # the disk is full: the same again when there is room
+                self._targets.failed(target, state.election.leader, state.now())
         except PeerError as error:
             state.blame(error)
             state.emit("log", level="debug", event="head not followed", why=str(error)[:200])
@@ -101,10 +104,10 @@ class WeightsLoop:
             await end_tasks([mending, news])
 
     async def _wait_for(self, following: asyncio.Task, target: Target) -> None:
-        """Until it has ended; raises Unreachable when there is other news and it is slow or stands still."""
+        """Until it has ended or fetches for a full disk; raises Unreachable when there is other news and it is slow."""
         state, began = self._state, self._state.now()
         moved, moved_at = self._num_moved(), began
-        while not following.done():
+        while not following.done() and (self.versions.is_applying or not state.disk_full):
             await asyncio.wait({following}, timeout=LOOK_S)
             before, moved, now = moved, self._num_moved(), state.now()
             if moved != before or self.versions.is_applying or any(t.reads_disk for t in state.transfers.values()):
@@ -121,8 +124,7 @@ class WeightsLoop:
 
     async def _follow(self, target: Target) -> None:
         state, manifest_id, holder = self._state, target.manifest_id, target.holder
-        if manifest_id not in state.chain:
-            await self.manifests.fetch(manifest_id, (holder, *sorted(state.live() - {state.me})))
+        await self.manifests.fetch(manifest_id, (holder, *sorted(state.live() - {state.me})))
         if state.chain.best((manifest_id, state.head_id)) != manifest_id:
             return
         await self.versions.obtain(state.chain.link(manifest_id).version, lambda: self._holders(holder))
@@ -213,7 +215,7 @@ class WeightsLoop:
 
 def step_row(manifest: Manifest) -> StepRow:
     """A version for the page's table of steps."""
-    answers = sum(manifest.group_answers)
+    answers, metrics = sum(manifest.group_answers), finite(manifest.metrics)
     total = sum(r * n for r, n in zip(manifest.group_rewards, manifest.group_answers, strict=True))
     return StepRow(
         step=manifest.version.step,
@@ -223,6 +225,6 @@ def step_row(manifest: Manifest) -> StepRow:
         reward_mean=total / answers if answers else None,
         num_groups=len(manifest.group_ids),
         at=manifest.published_at,
-        wall_s=manifest.metrics.get("wall_s", 0.0),
-        metrics=manifest.metrics,
+        wall_s=metrics.get("wall_s", 0.0),
+        metrics=metrics,
     )

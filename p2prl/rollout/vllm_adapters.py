@@ -2,7 +2,8 @@
 
 In: a version's file of adapters. Out: a folder as the peft library has it, and the requests for it.
 
-Version 0 has adapters too, all of zeros, so that answers begun under it go on under the next version's.
+Version 0 has adapters too, all of zeros, so that answers begun under it go on under the next version's; its file must be
+the base model's, as zeros change nothing of that and there is no other.
 
 By name a version is there in hundredths of a second, whatever the model's size. But vLLM computes W x + s B A x, and the
 learner runs on the bf16 rounding of W + s B A. SmolLM2 in float32, rank 16 in all linear layers, an update of .1 % of
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 
-from p2prl.errors import EngineError
+from p2prl.errors import BadRecord, EngineError
 from p2prl.models.load import ModelFiles
 from p2prl.models.lora import Pair, Target, find_targets, read_pairs
 from p2prl.models.lora_rule import Lora
 from p2prl.models.peft_folder import write_peft
+from p2prl.models.state import state_hash
 from p2prl.rollout.vllm_weights import Folders
 
 NAME, NUMBER = "policy", 1
@@ -32,7 +34,7 @@ class Adapters(Folders):
     def __init__(self, files: ModelFiles, scratch: Path, lora: Lora) -> None:
         """Raises EngineError for a rank or a layer that vLLM has no adapters for."""
         super().__init__(files, scratch, None)
-        self._rule = lora
+        self._rule, self._base_hash = lora, files.hash
         self._targets: dict[str, Target] = find_targets(self._module, lora.targets)
         self._adapters = scratch / "adapters"
         if lora.rank > RANKS[-1] or any(target.transposed for target in self._targets.values()):
@@ -56,10 +58,17 @@ class Adapters(Folders):
         return LoRARequest(NAME, NUMBER, str(self._adapters), load_inplace=load_inplace)
 
     def _folder_of(self, weights: Path, step: int) -> Path:
+        if not step and not self._is_base(weights):
+            raise BadRecord(
+                "it is not the base model, the one whole version that there is by name; set rollout.adapters to merged"
+            )
         pairs = read_pairs(weights, self._targets, self._rule.rank) if step else self._zeros()
         self._adapters.mkdir(exist_ok=True)
         write_peft(self._adapters, self._rule, self._targets, pairs)
         return self._adapters
+
+    def _is_base(self, weights: Path) -> bool:
+        return weights.samefile(self._base) or state_hash(weights) == self._base_hash
 
     def _zeros(self) -> dict[str, Pair]:
         rank = self._rule.rank

@@ -184,14 +184,18 @@ class Chain:
             link = self._links[manifest_id]
             if not self._on_line(manifest_id) and (link.version.step < floor or link.parent_id in dead):
                 dead.add(manifest_id)
-        for manifest_id in dead:
+        self.drop(dead)
+        return tuple(sorted(dead))
+
+    def drop(self, manifest_ids: Iterable[bytes]) -> None:
+        """Versions off the chain of the head asked about last, with all that grew on them."""
+        for manifest_id in manifest_ids:
             version = self._links.pop(manifest_id).version
             left = tuple(other for other in self._by_version[version] if other != manifest_id)
             if left:
                 self._by_version[version] = left
             else:
                 del self._by_version[version]
-        return tuple(sorted(dead))
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

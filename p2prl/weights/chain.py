@@ -78,6 +78,9 @@ class Garbage(msgspec.Struct, frozen=True):
     contents: frozenset[Hash]
     parts: frozenset[Hash] = frozenset()
 
+    def without(self, spared: AbstractSet[Hash]) -> "Garbage":
+        return Garbage(self.states - spared, self.contents - spared, self.parts - spared)
+
 
 def check(manifest: Manifest, most_bytes: int = MAX_VERSION_BYTES) -> None:
     """Raises BadRecord for ways that contradict themselves, or are of more than `most_bytes` each."""
@@ -236,16 +239,15 @@ def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Seque
     from which they are more bytes than a state is of no use), deltas of the last `max_age` versions; and what peers take
     from us now with all deltas since, as whoever is slow needs them next. Down to the budget the oldest go, and of what
     peers take or is on its way nothing before the rest, but for the newest anchor where they take none: whoever asks for
-    old deltas for ever drives out no anchor.
+    old deltas for ever drives out no anchor, nor does who takes an old anchor where that one is too large (`_taken`).
     """
     line, kept = list(line), _Kept(held, needs)
     for manifest in beside:
         _keep(kept, manifest, (PLAIN, manifest.version.step), state=has_anchor(manifest))
         for content in manifest.contents:
             kept.add("part", content.content_hash, (PART, manifest.version.step))
-    pulled = [number for number, manifest in enumerate(line) if needs.pulled & _names(manifest)]
+    pulled, pulled_anchors = _taken(line, held, needs)
     since_pulled = max(pulled, default=-1)
-    is_anchor_taken = any(has_anchor(line[number]) and line[number].version.hash in held.states for number in pulled)
     state_bytes = max(held.states.values(), default=0)
     num_anchors = num_pulled = since_bytes = 0
     for number, manifest in enumerate(line):
@@ -254,11 +256,11 @@ def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Seque
             break
         rank = (PULLED if number <= since_pulled else PLAIN), manifest.version.step
         is_anchor = has_anchor(manifest) and manifest.version.hash in held.states
-        is_pulled = is_anchor and number in pulled and num_pulled < KEEP_PULLED
+        is_pulled = number in pulled_anchors and num_pulled < KEEP_PULLED
         is_kept = is_anchor and num_anchors < KEEP_ANCHORS
         _keep(kept, manifest, rank, state=False)
         if is_kept or is_pulled:
-            outlives = is_pulled or (num_anchors == 0 and not is_anchor_taken)
+            outlives = is_pulled or (num_anchors == 0 and not pulled_anchors)
             kept.add("state", manifest.version.hash, rank if outlives else (PLAIN, manifest.version.step))
         if number == 0:
             _keep(kept, manifest, None, state=True)
@@ -267,12 +269,32 @@ def to_collect(line: Iterable[Manifest], held: Held, needs: Needs, beside: Seque
     return kept.garbage()
 
 
+def _taken(line: Sequence[Manifest], held: Held, needs: Needs) -> tuple[set[int], set[int]]:
+    """The versions of which peers take something, and those of which they take the anchor.
+
+    No anchor counts where a newer one is here and the budget does not hold the old one with the head's state and all
+    deltas until the next is here: it would drive out the newer one, then go itself.
+    """
+    versions: set[int] = set()
+    anchors: set[int] = set()
+    since_bytes = largest = newer = 0
+    for number, manifest in enumerate(line):
+        state_bytes = held.states.get(manifest.version.hash, 0) if has_anchor(manifest) else 0
+        counts = not newer or (2 + ANCHOR_SHARE) * state_bytes + since_bytes + 2 * largest <= needs.budget
+        for content in manifest.contents:
+            is_taken = content.content_hash in needs.pulled
+            if is_taken and (counts or content.kind == DELTA):
+                versions.add(number)
+            if is_taken and counts and content.kind == ANCHOR and state_bytes:
+                anchors.add(number)
+            num_bytes = held.contents.get(content.content_hash, 0)
+            since_bytes, largest = since_bytes + num_bytes, max(largest, num_bytes)
+        newer += state_bytes > 0
+    return versions, anchors
+
+
 def _keep(kept: _Kept, manifest: Manifest, rank: tuple[int, int] | None, *, state: bool) -> None:
     for content in manifest.contents:
         kept.add("content", content.content_hash, rank)
     if state:
         kept.add("state", manifest.version.hash, rank)
-
-
-def _names(manifest: Manifest) -> frozenset[Hash]:
-    return frozenset(content.content_hash for content in manifest.contents)

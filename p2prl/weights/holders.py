@@ -5,7 +5,7 @@ holds no clock.
 
 Invariants: at most `tracked` peers are watched, and as many again that others named; who fails is left alone longer each
 time; who served a wrong piece is never asked again; who is slow serves only what nobody else has. Both are remembered
-for the content beyond one attempt.
+for the content beyond one attempt. Once we starve, whoever has pieces and gives us none is named useless like the dead.
 """
 
 from collections import OrderedDict
@@ -31,6 +31,8 @@ class HolderRules(msgspec.Struct, frozen=True):
     failures: int = 3  # in a row, until it counts as slow
     few: int = 2  # are asked at a time for a small content, as asking all would cost more than it
     silent_s: float = 1.0  # without an answer: then another one is asked
+    starved_s: float = 30.0  # without a byte of anybody, though they were asked: as long as a learner is patient
+    dripped_s: float = 60.0  # the same without a right piece: the honest with slow lines are not to be named
 
 
 class Holder(msgspec.Struct):
@@ -48,6 +50,7 @@ class Holder(msgspec.Struct):
     refused: set[int] = msgspec.field(default_factory=set)  # pieces that it has, and was too busy for
     refused_until: float = 0.0
     refused_s: float = 0.0  # the last pause after a refusal
+    owes_since: float | None = None  # when it was first asked for pieces, or gave the last one
 
 
 class Remembered:
@@ -78,6 +81,7 @@ class Holders:
         self._me, self._num_pieces, self._rules, self._is_small = me, num_pieces, rules, is_small
         self._known = known
         self._asks: list[float] = []  # of a small content, the last ones
+        self._fed_at: float | None = None  # when we first asked for pieces, or got the last one
         for holder in known.values():  # of the last attempt: only what they did wrong counts
             known[holder.peer] = Holder(holder.peer, is_corrupt=holder.is_corrupt, num_slow=holder.num_slow)
 
@@ -144,6 +148,12 @@ class Holders:
         holder.parked_until = max(holder.parked_until, now + pause_s)
         holder.ask_at = holder.parked_until
 
+    def begged(self, peer: str, now: float) -> None:
+        """It was asked for pieces."""
+        holder = self[peer]
+        holder.owes_since = now if holder.owes_since is None else holder.owes_since
+        self._fed_at = now if self._fed_at is None else self._fed_at
+
     def busy(self, peer: str, index: int, now: float) -> None:
         """It has the piece, but not for us now; all that it refuses is asked for again together."""
         holder, rules = self[peer], self._rules
@@ -152,10 +162,11 @@ class Holders:
             holder.refused_s = min(max(2 * holder.refused_s, rules.busy_s), rules.longest_busy_s)
             holder.refused_until = now + holder.refused_s
 
-    def gave(self, peer: str, index: int) -> None:
+    def gave(self, peer: str, index: int, now: float) -> None:
         """A right piece."""
         holder = self[peer]
         holder.num_failures, holder.refused_s = 0, 0.0
+        holder.owes_since = self._fed_at = now
         holder.refused.discard(index)
 
     def usable(self, now: float) -> list[Holder]:
@@ -173,14 +184,27 @@ class Holders:
         found = holder.have.intersection(pieces)
         return set(found - holder.refused if holder.refused_until > now else found)
 
-    def useless_for(self, pieces: Collection[int]) -> Sequence[str]:
-        """Peers that gave us none of these: they failed, or have none of them."""
+    def useless_for(self, pieces: Collection[int], moved_at: float, now: float) -> Sequence[str]:
+        """Peers that gave us none of these: they failed, or have none of them. Once we starve, who gives none; and we.
+
+        `moved_at`: when the last byte came.
+        """
         useless = [
             h.peer
             for h in self._known.values()
             if h.is_corrupt or self.is_slow(h) or h.num_failures or (h.have is not None and h.have.isdisjoint(pieces))
         ]
+        if self._starves(moved_at, now):
+            long_ago = now - self._rules.starved_s
+            owing = [h.peer for h in self._known.values() if h.owes_since is not None and h.owes_since <= long_ago]
+            useless = [*(peer for peer in useless if peer not in owing), *owing, self._me]
         return useless[-MAX_NAMED:]
+
+    def _starves(self, moved_at: float, now: float) -> bool:
+        rules, fed_at = self._rules, self._fed_at
+        if fed_at is None:
+            return False
+        return now - max(fed_at, moved_at) >= rules.starved_s or now - fed_at >= rules.dripped_s
 
     def any_asked(self) -> bool:
         """Somebody may still answer."""

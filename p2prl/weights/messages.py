@@ -28,7 +28,8 @@ class HaveReply(Wire, frozen=True):
 
 
 class PieceRequest(Wire, frozen=True):
-    """`without`: peers of whom the asker got none of these pieces, so that nobody refers it to them."""
+    """`without`: peers of whom the asker got none of these pieces, so that nobody refers it to them; the asker itself
+    where nobody gives it any."""
 
     content_hash: Hash
     indexes: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_ASKED)]

@@ -3,6 +3,7 @@
 In: a StepReport, the parent, the groups trained on. Out: a Manifest, not sealed yet.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -26,6 +27,11 @@ class Parent(msgspec.Struct, frozen=True):
     num_groups: int
 
 
+def _finite(report: StepReport) -> dict[str, float]:
+    """JSON has no word for the others; a step may well diverge."""
+    return {name: value for name, value in report.metrics.items() if math.isfinite(value)}
+
+
 def make_manifest(
     report: StepReport, parent: Parent, learner: str, groups: Sequence[Trained], votes: tuple[bytes, ...], now: float
 ) -> Manifest:
@@ -41,6 +47,6 @@ def make_manifest(
         num_groups=parent.num_groups + len(groups),
         rho_on=report.rho_on,
         votes=votes,
-        metrics={name[:128]: float(value) for name, value in sorted(report.metrics.items())[:64]},
+        metrics={name[:128]: float(value) for name, value in sorted(_finite(report).items())[:64]},
         published_at=now,
     )

@@ -134,7 +134,7 @@ class Board:
         """Whoever still sends it is too late."""
         self._checking.discard(index)
         self._missing.discard(index)
-        self.holders.gave(peer, index)
+        self.holders.gave(peer, index, now)
         for stream, found in self._streams.items():
             if index in found.expected:
                 self.holders[found.peer].num_slow += 1
@@ -273,7 +273,8 @@ class Board:
     def _start(self, holder: Holder, chosen: list[int], now: float) -> Start:
         stream, self._next_stream = self._next_stream, self._next_stream + 1
         self._streams[stream] = PieceStream(holder.peer, set(chosen), self._content_bytes, now, now, now)
-        return Start(stream, holder.peer, tuple(chosen), tuple(self.holders.useless_for(chosen)))
+        self.holders.begged(holder.peer, now)
+        return Start(stream, holder.peer, tuple(chosen), tuple(self.holders.useless_for(chosen, self._moved, now)))
 
     def _num_streams(self, holder: Holder) -> int:
         return sum(found.peer == holder.peer for found in self._streams.values())

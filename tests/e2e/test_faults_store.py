@@ -73,7 +73,7 @@ def test_corrupt_weights_are_found_before_they_are_used(make_node) -> None:
     node.wait(lambda: node.step() >= 4, "fourth version")
     assert node.end() == 0
     before = node.step_at_rest()
-    newest = max((node.home / "cache" / "states").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+    newest = max((node.home / "cache" / "states").glob("*/*/*"), key=lambda path: path.stat().st_mtime_ns)
     spoil(newest)
     node.start()
     node.wait(lambda: "weights_corrupt" in node.health(), "the notice")

@@ -38,6 +38,80 @@ def test_a_step_size_is_what_it_was_before_there_was_a_choice() -> None:
     assert recipe.parse(MINIMAL + "[objective]\nstep_power = 0.5\n", "a").swarm_id == older.swarm_id
 
 
+def test_a_text_without_a_schema_means_the_same_in_every_release() -> None:
+    """Of this schema and of later ones: else an update alone would take its nodes into another swarm."""
+    assert recipe.parse(MINIMAL, "a").schema_ == 4
+    golden = "81516cd1049aaa34b98888d2c70bf4fa2a30d10ab97bd416f9236bd1ea18740d"
+    assert recipe.parse(MINIMAL, "a").swarm_id.hex() == golden
+
+
+@pytest.mark.parametrize("schema", ["3.0", '"3"', "true", "0", "-1"])
+def test_a_schema_is_a_whole_number(schema: str) -> None:
+    """What was not one counted as a schema, but not as one before step_power."""
+    with pytest.raises(ConfigError, match="schema"):
+        recipe.parse(f"schema = {schema}\n" + MINIMAL, "a")
+
+
+def test_what_is_found_has_its_schema_in_its_text(tmp_path) -> None:
+    """It is stored, served to joiners and begun with: a later release must know what it meant."""
+    (tmp_path / "old.toml").write_text("schema = 3\n" + MINIMAL)
+    (tmp_path / "new.toml").write_text("# mine\n" + MINIMAL)
+    for name, schema in (("old", 3), ("new", 4), ("addition", 4)):
+        found, text = recipe.find(name, (tmp_path,))
+        assert text.count(f"schema = {schema}\n") == 1 and recipe.parse(text, "a") == found
+        assert recipe.parse(text, "a").swarm_id == found.swarm_id
+    assert (
+        recipe.parse((tmp_path / "new.toml").read_text(), "a").swarm_id == recipe.find("new", (tmp_path,))[0].swarm_id
+    )
+    large = MINIMAL + "#" * (recipe.MAX_RECIPE_BYTES - len(MINIMAL))
+    (tmp_path / "large.toml").write_text(large)
+    assert recipe.find("large", (tmp_path,))[1] == large, "with it nobody would take it"
+
+
+def test_every_recipe_that_ships_says_its_schema() -> None:
+    for name, texts in recipe.available().items():
+        assert f"\nschema = {recipe.SCHEMA}\n" in texts[0], name
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("[objective]\noptions = { cap = 5 }\n", "[objective]\noptions = { cap = 5.0 }\n"),
+        ("[objective]\noptions = { cap = 0.0 }\n", "[objective]\noptions = { cap = -0.0 }\n"),
+        ("[learner]\nweight_decay = 0.0\n", "[learner]\nweight_decay = -0.0\n"),
+        ("[objective]\nstep_power = 1\n", "[objective]\nstep_power = 1.0\n"),
+        ("params = { a = [0.0, { b = 0.0 }] }\n", "params = { a = [-0.0, { b = -0.0 }] }\n"),
+    ],
+)
+def test_equal_values_have_one_id(one: str, other: str) -> None:
+    assert recipe.parse(MINIMAL + one, "a").swarm_id == recipe.parse(MINIMAL + other, "a").swarm_id
+
+
+def test_what_is_only_alike_has_another_id() -> None:
+    """True is no number; a whole number may mean another prompt than a real one."""
+    pairs = [
+        ("[objective]\noptions = { cap = 1 }\n", "[objective]\noptions = { cap = true }\n"),
+        ("params = { a = 1 }\n", "params = { a = 1.0 }\n"),
+        ("params = { a = 1 }\n", "params = { a = true }\n"),
+    ]
+    for one, other in pairs:
+        assert recipe.parse(MINIMAL + one, "a").swarm_id != recipe.parse(MINIMAL + other, "a").swarm_id
+
+
+SHIPPED = {
+    "addition": "1ab8b976444dfa4b",
+    "addition-lora": "9a1a0ac9068b6608",
+    "qwen-five-tasks": "791215d84e0d7e7e",
+    "school-maths": "2c5d75120cfec28c",
+    "smollm2-chain-sum": "10cb06111e1468c4",
+}
+
+
+def test_the_recipes_that_ship_change_their_swarms_on_purpose_only() -> None:
+    for name, golden in SHIPPED.items():
+        assert recipe.find(name)[0].swarm_id.hex()[:16] == golden, name
+
+
 def test_keys_of_a_newer_schema_count_only_where_they_are_set() -> None:
     """So a swarm's id outlives releases; an older release refuses a recipe that uses a key it doesn't know."""
     base = recipe.parse("schema = 3\n" + MINIMAL, "a").swarm_id
@@ -47,7 +121,7 @@ def test_keys_of_a_newer_schema_count_only_where_they_are_set() -> None:
     others = [
         '[objective]\nprox = "recompute"\n',
         "[objective]\noptions = { cap = 5 }\n",
-        "[objective]\noptions = { cap = 5.0 }\n",
+        "[objective]\noptions = { cap = true }\n",
         "[learner]\ngradient_checkpointing = true\n",
         '[learner]\ntraining = "lora"\n',
         '[learner]\ntraining = "lora"\nlora = { rank = 8 }\n',
@@ -145,6 +219,12 @@ def test_a_bad_recipe_is_refused_with_what_is_wrong(text: str, says: str) -> Non
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'addition'"):
         recipe.find("additoin")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "/tmp", "x/", "x" * 300, "\0"])
+def test_what_is_no_name_is_answered_like_an_unknown_one(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no recipe"):
+        recipe.find(name)
 
 
 def test_the_name_of_a_file_that_lies_here_is_answered_with_the_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def test_a_new_file_is_made_in_a_new_folder(path: Path) -> None:
     database, notice = open_database(path, 1.0)
     assert notice == ""
     assert database.run("PRAGMA journal_mode") == [("wal",)]
-    assert database.run("PRAGMA user_version") == [(1,)]
+    assert database.run("PRAGMA user_version") == [(2,)]
     database.close()
 
 

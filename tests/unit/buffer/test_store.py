@@ -1,5 +1,7 @@
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.buffer.database import MIGRATIONS
 from p2prl.buffer.store import RESERVED, Store
 from p2prl.buffer.trust import Standing
 from p2prl.errors import StoreError
@@ -265,4 +268,51 @@ def test_a_store_that_rots_keeps_its_manifests(tmp_path: Path) -> None:
     store = Store.open(path, 2.0)
     assert store.manifests() == kept
     assert "was corrupt" in store.notice and "It has 20 versions of the old one" in store.notice
+    store.close()
+
+
+def test_swarms_of_one_file_have_groups_votes_and_heads_of_their_own(tmp_path: Path) -> None:
+    """Else a node that tries another recipe gives up what waits in the first one."""
+    path, (one, other) = tmp_path / "node.db", (b"1" * 32, b"2" * 32)
+    store = Store.open(path, NOW, one)
+    waiting, admitted, held = keep(store, 1, own=True), admit(store, keep(store, 2)), keep(store, 3)
+    store.save_voted_term(5)
+    store.save_head(b"h" * 32)
+    store.close()
+    store = Store.open(path, NOW, other)
+    assert (store.own_waiting(), store.admitted_untrained(), store.unjudged(), store.newest_groups()) == ([],) * 4
+    assert (store.voted_term(), store.head()) == (0, bytes(32))
+    assert store.group(held) is None and store.group_at(factories.group(1, 1).maker, 1) is None
+    keep(store, 4, own=True)
+    store.save_voted_term(2)
+    store.close()
+    store = Store.open(path, NOW, one)
+    assert [row.id for row in store.own_waiting()] == [waiting]
+    assert [row.id for row in store.admitted_untrained()] == [admitted]
+    assert (store.voted_term(), store.head()) == (5, b"h" * 32)
+    store.close()
+
+
+def test_a_file_of_an_older_release_is_sorted_by_swarm(tmp_path: Path) -> None:
+    """It had no such column, one head and one vote for all: the vote holds everywhere."""
+    path, swarm = tmp_path / "node.db", factories.SWARM
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript(f"{MIGRATIONS[0]}; PRAGMA user_version = 1;")
+        group = factories.group(1, 1)
+        group_id, sealed = factories.sealed(group, 1)
+        row = (group_id, group.maker, 1, 0, 0, bytes(32), 1, "own", "", 0.5, 2, NOW, NOW, len(sealed), 0, sealed)
+        old.execute(f"INSERT INTO groups VALUES ({', '.join('?' * len(row))})", row)
+        old.execute("INSERT INTO marks VALUES ('voted_term', 7)")
+        old.execute("INSERT INTO marks VALUES ('head', ?)", (b"h" * 32,))
+        old.commit()
+    store = Store.open(path, NOW, swarm)
+    assert [row.id for row in store.own_waiting()] == [group_id]
+    assert (store.voted_term(), store.head()) == (7, b"h" * 32)
+    store.save_voted_term(6)
+    assert store.voted_term() == 7
+    store.save_head(b"i" * 32)
+    assert store.head() == b"i" * 32
+    store.close()
+    store = Store.open(path, NOW, b"2" * 32)
+    assert (store.own_waiting(), store.voted_term()) == ([], 7)
     store.close()

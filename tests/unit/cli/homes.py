@@ -8,8 +8,9 @@ from p2prl.models.builtin import WEIGHTS
 from p2prl.models.state import Payload, open_state, state_hash, write_payloads
 from p2prl.paths import Home
 from p2prl.recipe import find
-from p2prl.records import Content, Manifest, Version
+from p2prl.records import Manifest, Version
 from p2prl.weights import delta
+from p2prl.weights.contents import content_of, name_of_file
 from p2prl.weights.partial import content_path
 from tests import factories
 
@@ -18,7 +19,7 @@ BASE = Version(0, 0, state_hash(WEIGHTS))
 
 
 def make_home(root: Path) -> Home:
-    home = Home.locate(root)
+    home = Home.locate(root).of(RECIPE.swarm_id)
     home.create()
     (home.state / "last-recipe.toml").write_text(TEXT)
     return home
@@ -43,19 +44,18 @@ def add_versions(home: Home, num: int, held: tuple[int, ...], *, deltas: bool = 
     """
     chain: list[Manifest] = []
     parent_id = codec.ZERO_HASH
-    store = Store.open(home.database, factories.NOW)
+    store = Store.open(home.database, factories.NOW, RECIPE.swarm_id)
     for step in range(1, num + 1):
         staged = home.states / "new"
         version = Version(1, step, write_version(staged, step))
         kind, base = ("delta", chain[-1].version if chain else BASE) if deltas else ("anchor", None)
-        content = make_delta(home, staged, step) if deltas else staged.read_bytes()
-        digest = codec.content_hash(content)
+        path = make_delta(home, staged, step) if deltas else staged
         made = factories.manifest(
             step,
             version=version,
             parent=chain[-1].version if chain else BASE,
             parent_id=parent_id,
-            contents=(Content(kind, base, digest, len(content), (digest,)),),
+            contents=(content_of(path, kind, base),),
         )
         data = codec.seal(made, factories.identity(0), RECIPE.swarm_id)
         parent_id = codec.sealed_id(data)
@@ -71,16 +71,15 @@ def add_versions(home: Home, num: int, held: tuple[int, ...], *, deltas: bool = 
     return chain
 
 
-def make_delta(home: Home, child: Path, step: int) -> bytes:
+def make_delta(home: Home, child: Path, step: int) -> Path:
     parent, out = home.states / "before", home.blobs / "new"
     write_version(parent, step - 1)
     delta.encode(parent, child, out)
     parent.unlink()
-    data = out.read_bytes()
-    path = content_path(home.blobs, codec.content_hash(data))
+    path = content_path(home.blobs, name_of_file(out))
     path.parent.mkdir(exist_ok=True)
     out.rename(path)
-    return data
+    return path
 
 
 def other_swarm(home: Home) -> None:

@@ -176,6 +176,23 @@ def test_an_environment_that_answers_back(home: Path, tmp_path: Path, monkeypatc
     assert "over after 1 of the 2 answers" in p2prl(home, "score", "addition", "0", "09", "09").output
 
 
+STRANGE = """
+class Strange:
+    def prompt(self, index): return "p"
+    def reward(self, index, answer): raise {"k": KeyboardInterrupt, "g": GeneratorExit}[answer]
+"""
+
+
+def test_what_no_code_should_raise_is_a_reward_of_0_and_the_current_folder_is_no_place_for_modules(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site", "odd", {"odd": STRANGE}, odd="odd:Strange")))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(9)")
+    for answer, raised in (("k", "KeyboardInterrupt"), ("g", "GeneratorExit")):
+        assert f"the environment raised {raised}" in p2prl(home, "score", "odd:odd", "0", answer).output
+
+
 def test_a_package_that_never_loads_or_ends_its_process_is_a_sentence(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

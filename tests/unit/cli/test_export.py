@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from p2prl import records
 from p2prl.buffer.store import Store
 from p2prl.cli.main import group
 from p2prl.cli.versions import read_versions
@@ -19,7 +20,7 @@ from p2prl.paths import Home
 from p2prl.weights import delta
 from p2prl.weights.partial import content_path
 from tests import factories
-from tests.unit.cli.homes import BASE, add_versions, make_home, other_swarm
+from tests.unit.cli.homes import BASE, RECIPE, add_versions, make_home, other_swarm
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_the_newest_version_of_a_home_without_daemon(home: Home, tmp_path: Path)
 
 def test_an_older_one_while_the_daemon_has_the_store_open(home: Home, tmp_path: Path) -> None:
     chain = add_versions(home, 5, (3, 5))
-    store = Store.open(home.database, factories.NOW)
+    store = Store.open(home.database, factories.NOW, RECIPE.swarm_id)
     try:
         before = home.database.read_bytes()
         result = p2prl(home, "export", "--version", "3", str(tmp_path / "out"))
@@ -138,12 +139,20 @@ def test_a_folder_that_can_not_be_made_is_said(home: Home, tmp_path: Path) -> No
     assert "Traceback" not in result.output and not isinstance(result.exception, OSError)
 
 
-def test_a_store_that_can_not_be_used_is_said(home: Home, tmp_path: Path) -> None:
+def test_another_recipe_of_this_home_has_versions_of_its_own(home: Home, tmp_path: Path) -> None:
     add_versions(home, 2, (2,))
     other_swarm(home)
-    result = p2prl(home, "export", str(tmp_path / "out"))
-    assert result.exit_code == 1 and "can't be used here" in result.output
+    assert read_versions(home).head == BASE
     make_home(tmp_path / "home")
+    assert read_versions(home).head.step == 2
+
+
+def test_a_store_that_can_not_be_used_is_said(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_versions(home, 2, (2,))
+    with monkeypatch.context() as later:
+        later.setattr(records, "WIRE_SCHEMA", records.WIRE_SCHEMA + 1)
+        result = p2prl(home, "export", str(tmp_path / "out"))
+    assert result.exit_code == 1 and "can't be used here" in result.output
     with sqlite3.connect(home.database) as connection:
         connection.execute("DELETE FROM manifests WHERE step = 1")
     assert "lacks a version of its chain" in p2prl(home, "export", str(tmp_path / "out")).output

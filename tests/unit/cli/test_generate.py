@@ -1,9 +1,22 @@
 """What a person sees of an answer; the command itself runs in tests/e2e."""
 
+from typing import Any, cast
+
 import pytest
 
-from p2prl.cli.generate import WIDTH, shower, summary_text
-from p2prl.node.local_rollouts import Answer, Shown, Turn
+from p2prl.cli.generate import WIDTH, shower, summary, summary_text
+from p2prl.node.local_rollouts import Answer, LocalRollouts, Shown, Turn
+from p2prl.recipe import find
+
+
+class Ended:
+    """What the summary reads of `LocalRollouts`."""
+
+    engine_name, plan, num_tokens, busy_s = "transformers 5", "", 0, 0.0
+
+
+def report(*found: Shown) -> dict[str, Any]:
+    return summary(find("addition")[0], cast(LocalRollouts, Ended()), list(found), 0)
 
 
 def said(capsys: pytest.CaptureFixture[str], *shown: Shown) -> str:
@@ -42,6 +55,15 @@ def test_what_the_environment_says_between_turns_is_told_apart(capsys: pytest.Ca
 
 
 def test_the_summary_is_there_without_any_answer() -> None:
-    report = {"reward_mean": None, "reward_error": None, "groups": [{}], "num_answers": 0, "num_tokens": 0}
-    text = summary_text(report | {"tokens_per_s": 0.0, "engine": "transformers 5"})
-    assert "mean reward  none over 1 prompts, 0 answers" in text
+    text = summary_text(report(Shown(1, "?", error="none")))
+    assert "mean reward  none over 0 prompts, 0 answers; 1 more could not be answered" in text
+
+
+def test_the_mean_is_over_the_prompts_that_were_answered() -> None:
+    answers = (Answer((Turn("7"),), 0.25, "near", 1, "stop"), Answer((Turn("8"),), 0.5, "near", 1, "stop"))
+    found = report(Shown(1, "?", answers), *(Shown(index, "?", error="too long") for index in range(3)))
+    assert (found["num_answered"], found["num_answers"], len(found["groups"])) == (1, 2, 4)
+    line = summary_text(found).splitlines()[0]
+    assert line.startswith("mean reward  0.375 +- ")
+    assert line.endswith(" over 1 prompts, 2 answers; 3 more could not be answered")
+    assert summary_text(report(Shown(1, "?", answers))).splitlines()[0].endswith(" over 1 prompts, 2 answers")

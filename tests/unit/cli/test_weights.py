@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from filelock import FileLock
 
-from p2prl import codec
+from p2prl import codec, records
 from p2prl.buffer.store import Store
 from p2prl.cli.main import group
 from p2prl.cli.render import size
@@ -18,7 +18,7 @@ from p2prl.paths import Home
 from p2prl.records import Manifest
 from p2prl.weights.partial import content_path, part_paths
 from tests import factories
-from tests.unit.cli.homes import add_versions, make_home
+from tests.unit.cli.homes import RECIPE, add_versions, make_home, other_swarm
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_gc_drops_what_is_not_needed_once_nobody_runs(home: Home, chain: list[Ma
 def test_gc_keeps_what_a_newcomer_has_of_a_version_on_its_way(home: Home) -> None:
     """Its manifests are in the store, its head is still the base model."""
     chain = add_versions(home, 3, (), deltas=True)
-    store = Store.open(home.database, factories.NOW)
+    store = Store.open(home.database, factories.NOW, RECIPE.swarm_id)
     store.save_head(codec.ZERO_HASH)
     store.close()
     content = chain[1].contents[0]
@@ -129,7 +129,7 @@ def test_gc_keeps_what_a_newcomer_has_of_a_version_on_its_way(home: Home) -> Non
 
 def test_list_says_what_a_newcomer_waits_for(home: Home) -> None:
     chain = add_versions(home, 3, (), deltas=True)
-    store = Store.open(home.database, factories.NOW)
+    store = Store.open(home.database, factories.NOW, RECIPE.swarm_id)
     store.save_head(codec.ZERO_HASH)
     store.close()
     content_path(home.blobs, chain[0].contents[0].content_hash).unlink()
@@ -162,6 +162,35 @@ def test_gc_needs_to_know_what_is_needed(home: Home, chain: list[Manifest]) -> N
     assert result.exit_code == 1 and "start the node first" in result.output
     assert state_of(home, chain[0]).exists()
     assert p2prl(Home.locate(home.state.parent / "none"), "weights").exit_code == 2
+
+
+def test_what_only_another_release_can_read_goes_when_it_is_given_up(
+    home: Home, chain: list[Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "WIRE_SCHEMA", records.WIRE_SCHEMA + 1)
+    store = Store.open(home.database, factories.NOW, RECIPE.swarm_id)
+    store.save_head(codec.ZERO_HASH)  # as a node of the newer release does when it starts
+    store.close()
+    result = p2prl(home, "weights", "gc")
+    assert result.exit_code == 1 and "4 versions of this recipe can't be read" in result.output
+    assert state_of(home, chain[0]).exists()
+    assert json.loads(p2prl(home, "weights", "gc", "--unread", "--json").stdout)["files"] == 3
+    assert not state_of(home, chain[3]).exists()
+
+
+def test_what_other_recipes_trained_is_told_of_and_stays(home: Home, chain: list[Manifest]) -> None:
+    num_bytes = sum(path.stat().st_size for path in home.states.rglob("*") if path.is_file())
+    other_swarm(home)
+    flat = content_path(home.of(b"").blobs, bytes(32))
+    flat.parent.mkdir()
+    flat.write_bytes(b"x" * 100)
+    answer = json.loads(p2prl(home, "weights", "--json").stdout)
+    assert answer["versions"] == [] and answer["other_recipes"] == {"folders": 2, "bytes": num_bytes + 100}
+    assert f"of other recipes in {home.states}" in p2prl(home, "weights").output
+    assert json.loads(p2prl(home, "weights", "gc", "--json").stdout)["files"] == 0
+    assert state_of(home, chain[0]).exists() and flat.exists()
+    answer = json.loads(p2prl(home, "weights", "verify", "--json").stdout)
+    assert (answer["files"], [fault["path"] for fault in answer["corrupt"]]) == (4, [str(flat)])
 
 
 def test_a_disk_budget_is_kept(home: Home, chain: list[Manifest]) -> None:

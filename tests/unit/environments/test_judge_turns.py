@@ -1,6 +1,7 @@
 """The judge plays a conversation again: what was given is what the environment says, and an answer ends where it does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.environments.conversation import TurnRules
-from p2prl.environments.judge import CHARACTERS_A_TOKEN, MAX_SLOW_ANSWERS, Judge, RanTooLong, RewardFailed
+from p2prl.environments.judge import (
+    ANSWER_S,
+    CHARACTERS_A_TOKEN,
+    MAX_SLOW_ANSWERS,
+    Judge,
+    RanTooLong,
+    RewardFailed,
+    group_s,
+)
 from p2prl.environments.messages import JudgeItem, TurnItem, TurnsReply, TurnsRequest
 from p2prl.environments.mixture import Mixture
 from p2prl.environments.registry import Conversing
@@ -152,6 +161,101 @@ def test_slow_words_count_as_slow_answers() -> None:
     slow = [played(made, 4, "slow.")] * MAX_SLOW_ANSWERS
     judged = made.check(item(4, *slow, played(made, 4, "stop.")))
     assert "not judged" in judged.details[-1] and judged.rewards == (0.0,) * (MAX_SLOW_ANSWERS + 1)
+
+
+@pytest.mark.parametrize("fault", ["raise.", "slow.", "silence.", "percent."])
+def test_what_was_given_after_a_fault_was_invented(fault: str) -> None:
+    """An honest maker is given nothing there: whatever stands after it would be trained on unseen."""
+    made = judge()
+    for turns in ((fault,), ("a.", fault)):
+        token_ids, runs = played(made, 4, *turns)
+        lie = (*token_ids, *map(ord, "|4:9stop.")), (*runs, 4, 5)
+        judged = made.check(item(4, played(made, 4, "stop."), lie))
+        assert judged.bad_turns == 1 and judged.rewards == (0.0, 0.0)
+        assert judged.details[0].startswith("answer 1: what it was given can't be what the environment says: ")
+
+
+def test_what_is_not_judged_must_not_have_been_given_anything() -> None:
+    made = judge()
+    slow, honest = [played(made, 4, "slow.")] * MAX_SLOW_ANSWERS, played(made, 4, "stop.")
+    lie = tuple(map(ord, "a.|4:9stop.")), (2, 4, 5)
+    assert made.check(item(4, *slow, honest)).bad_turns == -1
+    judged = made.check(item(4, *slow, honest, lie))
+    assert judged.bad_turns == MAX_SLOW_ANSWERS + 1 and "not judged" in judged.details[0]
+
+
+class Plays(Counts):
+    """Plays a conversation once; `asked`: how many answers each question came with."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def respond(self, index: int, answers: Sequence[str]) -> str | None:
+        self.asked.append(len(answers))
+        return super().respond(index, answers)
+
+    def responses(self, index: int, answers: Sequence[str]) -> Sequence[str]:
+        self.asked.append(len(answers))
+        said = [super(Plays, self).respond(index, answers[:number]) for number in range(1, len(answers) + 1)]
+        return [each for each in said if each is not None]
+
+
+def test_a_conversation_that_can_be_played_in_one_go_is_played_once() -> None:
+    rules, whole = TurnRules(9, 100), played(judge(9), 4, *"abcdef", "stop.")
+    mixed = Mixture([made := Plays()], [1.0])
+    for environment, prompt in ((made, 4), (mixed, 4)):
+        playing = Judge(environment, CodePoints(), guard, rules=rules)
+        made.asked.clear()
+        judged = playing.check(item(prompt, whole))
+        assert judged.rewards == (0.7,) and not judged.refused
+        assert made.asked == [6, 7], "before the last turn, and after it"
+        for turn, word in enumerate("abcdef"):
+            other = tuple(map(ord, "".join(map(chr, whole[0])).replace(f":{turn + 1}{'bcdefs'[turn]}", f":9{word}")))
+            assert (
+                playing.check(item(prompt, (other, whole[1])))
+                .details[0]
+                .startswith(f"answer 0: what it was given after turn {turn + 1} is not")
+            )
+        over = tuple(map(ord, "stop.|4:1b.")), (5, 4, 2)
+        broken = tuple(map(ord, "raise.|4:1b.")), (6, 4, 2)
+        assert [playing.check(item(prompt, each)).bad_turns for each in (over, broken)] == [0, 0]
+
+
+class Hurry:
+    """A guard on a clock of its own: each call takes `call_s`, as far as there is time."""
+
+    def __init__(self, call_s: float) -> None:
+        self.call_s, self.now, self.ends = call_s, 0.0, [float("inf")]
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        self.ends.append(self.now + seconds)
+        yield
+        self.ends.pop()
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        left_s = min(self.ends) - self.now
+        self.now += min(self.call_s, max(0.0, left_s))
+        if left_s < self.call_s:
+            raise RanTooLong("too slow")
+        return work()
+
+
+def test_an_answer_has_one_time_for_all_its_turns_and_a_group_for_all_its_answers() -> None:
+    turns = played(judge(9), 4, *"abcdef", "stop.")
+    hurry = Hurry(ANSWER_S / 4)
+    slow = Judge(Counts(), CodePoints(), hurry, rules=TurnRules(9, 100), within=hurry.within)
+    judged = slow.check(item(4, *[turns] * 4))
+    assert judged.bad_turns == 0 and "too slow" in judged.details[0] and hurry.now == ANSWER_S + hurry.call_s
+
+    count = 64
+    hurry = Hurry(ANSWER_S / 2)
+    slow = Judge(Silent(), CodePoints(), hurry, within=hurry.within)
+    one = JudgeItem(4, tuple(map(ord, "s4")), ((97, END),) * count, ("length",) * count, ((2,),) * count)
+    judged = slow.check(one)
+    assert hurry.now == group_s(count) + hurry.call_s, "and the prompt"
+    assert not judged.refused and judged.rewards[0] == 0.5 and judged.rewards[-1] == 0.0
+    assert "not judged: 2 answers" in judged.details[-1]
 
 
 def test_it_is_over_after_the_last_turn_or_when_too_much_was_said() -> None:

@@ -16,6 +16,11 @@ class Counts:
         pass
     def prompt(self, index): return "?"
     def reward(self, index, answer): return 0.0
+class Evil:
+    def __str__(self): raise KeyError("no")
+class Odd(Counts):
+    def __init__(self, table={(1, 2): 3}, evil=Evil(), step=1):
+        pass
 class Open(Counts):
     def __init__(self, step=1, **more):
         pass
@@ -49,6 +54,12 @@ def test_a_plug_in_shows_what_its_class_takes(install) -> None:
     install("counts", {"plain": "p2prl_counts:Counts", "open": "p2prl_counts:Open"}, "p2prl_counts", COUNTS)
     assert parameters("counts:plain", {}) == ("start", "step = 1", 'names = ["a", "b"]', "loud = false")
     assert parameters("counts:open", {}) == ("step = 1",)
+
+
+def test_a_usual_value_that_can_not_be_written_is_left_out(install) -> None:
+    install("odd", {"odd": "p2prl_counts:Odd"}, "p2prl_counts", COUNTS)
+    assert parameters("odd:odd", {}) == ("table", "evil", "step = 1")
+    assert line_of("rows", (rows := []).append(rows) or rows) == "rows", "a list in itself"
 
 
 def test_a_task_set_shows_its_configs_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

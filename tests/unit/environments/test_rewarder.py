@@ -1,3 +1,4 @@
+import asyncio
 import signal
 import subprocess
 import sys
@@ -5,7 +6,7 @@ import time
 
 import pytest
 
-from p2prl.environments.judge import Judge, RewardFailed
+from p2prl.environments.judge import Judge, RanTooLong, RewardFailed
 from p2prl.environments.messages import Failed, JudgeItem, JudgeReply, JudgeRequest, PromptsReply, PromptsRequest
 from p2prl.environments.rewarder import LimitGuard, Limits, serve
 from p2prl.errors import ConfigError
@@ -149,6 +150,87 @@ def test_whatever_is_raised_can_be_said(error: Exception, said: str) -> None:
     with pytest.raises(RewardFailed, match=said) as caught:
         GUARD(work)
     assert len(str(caught.value).encode()) < 2000
+
+
+class Hanging(Exception):
+    def __str__(self) -> str:
+        time.sleep(10)
+        return "never"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), BaseException("bare"),
+        BaseExceptionGroup("tasks", [KeyboardInterrupt(), ValueError()]),
+    ],
+)  # fmt: skip
+def test_nothing_that_is_raised_ends_the_process(error: BaseException) -> None:
+    def work() -> None:
+        raise error
+
+    with pytest.raises(RewardFailed, match=f"raised {type(error).__name__}") as caught:
+        GUARD(work)
+    assert not isinstance(caught.value, RanTooLong)
+
+
+async def _waits_in_a_task(wait) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(wait())
+        await asyncio.sleep(10)
+
+
+async def _sleeps() -> None:
+    time.sleep(10)  # noqa: ASYNC251  # what is tested: a task that blocks
+
+
+async def _turns_it_into_another() -> None:
+    try:
+        time.sleep(10)  # noqa: ASYNC251
+    except BaseException as error:
+        raise ValueError("no answer") from error
+
+
+@pytest.mark.parametrize("wait", [_sleeps, _turns_it_into_another])
+def test_a_timeout_in_a_group_of_tasks_is_a_timeout(wait) -> None:
+    with pytest.raises(RanTooLong, match=r"longer than 0.1 s"):
+        GUARD(lambda: asyncio.run(_waits_in_a_task(wait)))
+
+
+def test_a_timeout_that_is_swallowed_or_comes_while_a_fault_is_told_is_one() -> None:
+    def swallows() -> int:
+        try:
+            time.sleep(10)
+        except BaseException:  # noqa: BLE001, S110  # what is tested
+            pass
+        return 1
+
+    def raises() -> None:
+        raise Hanging
+
+    for work in (swallows, raises):
+        with pytest.raises(RanTooLong, match=r"longer than 0.1 s"):
+            GUARD(work)
+
+
+def test_calls_share_the_time_that_they_are_given_together() -> None:
+    guard = LimitGuard(Limits(call_s=20.0))
+    began = time.monotonic()
+    with guard.within(10.0):
+        with guard.within(0.3):
+            guard(lambda: time.sleep(0.1))
+            with pytest.raises(RanTooLong, match=r"longer than 0.3 s"):
+                guard(lambda: time.sleep(10))
+        with guard.within(0.0), pytest.raises(RanTooLong, match="longer than 0 s"):
+            guard(lambda: pytest.fail("begun though there is no time"))
+        assert guard(lambda: 5) == 5
+    assert time.monotonic() - began < 5.0
+    with (
+        guard.within(60.0),
+        LimitGuard(Limits(call_s=0.1)).within(60.0),
+        pytest.raises(RanTooLong, match=r"than 0.1 s"),
+    ):
+        GUARD(lambda: time.sleep(10))
 
 
 def test_code_that_swallows_every_alarm_ends_with_its_process() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.environments.judge import RanTooLong
-from p2prl.environments.registry import HELD_OUT_FROM, Conversing
+from p2prl.environments.registry import HELD_OUT_FROM, Conversing, Replaying
 from p2prl.environments.rewarder import LimitGuard, Limits
 from p2prl.environments.verifiers import TasksetEnvironment, load_taskset
 from p2prl.errors import ConfigError
@@ -235,6 +235,30 @@ def test_a_wrong_call_is_answered_and_a_raising_tool_too(write) -> None:
     assert made.reward_turns(3, [call("step", 101)]) == (0.0, "near 0, used 0")
 
 
+def test_what_no_call_can_be_read_from_is_text_and_never_a_fault(write) -> None:
+    """Whoever can make an environment raise ends a conversation where he likes."""
+    made, surrogate = robot(write), "\\ud800"
+    deep, near = ("[" * depth + "]" * depth for depth in (20_000, 120))
+    for name, arguments in (("legs_step", deep), ("legs_step", near), (surrogate, "{}"), ("legs_step", "9" * 5000)):
+        assert made.respond(3, [f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>']) is None
+    shallow = "[" * 90 + "]" * 90
+    for arguments in (f'{{"far": "{surrogate}"}}', f'{{"{surrogate}": 1}}', f'{{"far": {shallow}}}', shallow):
+        said = made.respond(3, [f'<tool_call>{{"name": "legs_step", "arguments": {arguments}}}</tool_call>'])
+        assert said is not None and said.startswith("<tool_response>\n") and said.encode()
+
+
+def test_a_conversation_played_once_says_what_it_says_turn_by_turn(write) -> None:
+    made = robot(write, extra=INTERCEPTS)
+    assert isinstance(made, Replaying)
+    answers = [call("legs_step", 1), call("legs_step", 13) + call("jump", 1), call("legs_step", 2), "Done.", "More."]
+    asked = [made.respond(3, answers[:number]) for number in range(1, 6)]
+    assert asked[3:] == [None, None] and made.responses(3, answers) == asked[:3]
+    talks = guessing(write)
+    assert isinstance(talks, Replaying) and isinstance(talks, Conversing)
+    guesses = ["5", "9", "8", "7"]
+    assert talks.responses(7, guesses) == [talks.respond(7, guesses[:number]) for number in (1, 2, 3)]
+
+
 INTERCEPTS = """
     @vf.intercept
     async def mumble(self, request: vf.Request) -> vf.Request:
@@ -299,6 +323,16 @@ def test_a_task_that_hangs_between_turns_is_cut_off(write, how: str) -> None:
     with pytest.raises(RanTooLong, match="longer than 0.5 s"):
         guard(lambda: made.respond(3, [call("legs_step", 1)]))
     assert guard(lambda: made.respond(3, ["done"])) is None
+
+
+def test_an_environment_that_hangs_among_tasks_is_cut_off(write) -> None:
+    write(
+        "p2prl_guess", GUESSING + "\nasync def forever():\n    while True: __import__('time').sleep(0.01)\n",
+        prompt="None", opening="await forever()", max_turns="None", seats="",
+    )  # fmt: skip
+    made = load_taskset("p2prl_guess", {})
+    with pytest.raises(RanTooLong, match=r"longer than 0.5 s"):
+        LimitGuard(Limits(call_s=0.5))(lambda: made.prompt(7))
 
 
 @pytest.mark.parametrize(

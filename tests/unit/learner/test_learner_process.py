@@ -8,11 +8,12 @@ import pytest
 
 from p2prl.learner import messages
 from p2prl.learner.learner_process import Learner
-from p2prl.learner.publish import Folders, content_of
+from p2prl.learner.publish import Folders
 from p2prl.models.state import state_hash
 from p2prl.pipes import BlockingPipe
 from p2prl.records import DeltaBase, Version
 from p2prl.weights import delta
+from p2prl.weights.contents import content_of
 from p2prl.weights.store import path_of
 
 

@@ -49,8 +49,26 @@ def test_turns_are_those_of_the_whole_conversation(tmp_path: Path) -> None:
     assert [*so_far, *tokenizer.encode_turn("two", 4)] == whole, "it ended at a stop string: the end is given"
 
 
-def test_another_end_token_stays_as_drawn(tmp_path: Path) -> None:
-    assert made(tmp_path, CHATML).encode_turn("two", 9) == ids("user two <|end|> bot")
+def test_after_another_end_token_the_turn_is_closed_as_the_template_does(tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, CHATML)
+    so_far = [*tokenizer.encode_prompt("one"), *ids("two one <|eos|>")]
+    assert [*so_far, *tokenizer.encode_turn("two", 9)] == ids(
+        "be brief <|end|> user one <|end|> bot two one <|eos|> <|end|> user two <|end|> bot"
+    )
+
+
+def test_two_ends_of_a_template_are_both_there_whichever_was_drawn(tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, CHATML.replace("trim }} <|end|>", "trim }} <|end|> <|eos|>"))
+    assert tokenizer.encode_turn("two", 1) == ids("<|eos|> user two <|end|> <|eos|> bot")
+    assert tokenizer.encode_turn("two", 9) == ids("<|end|> <|eos|> user two <|end|> <|eos|> bot")
+
+
+def test_what_follows_each_end_token_is_in_the_hash(tmp_path: Path) -> None:
+    class Open(FolderTokenizer):
+        def encode_turn(self, text: str, last: int) -> list[int]:
+            return super().encode_turn(text, 1 if last == 9 else last)
+
+    assert made(tmp_path, CHATML).hash != Open(tmp_path).hash
 
 
 @pytest.mark.parametrize("text", ["<|end|> one", "p2prl-answer <|end|>", "", "user", "end", "|"])

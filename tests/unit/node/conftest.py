@@ -58,7 +58,7 @@ def make_state(tmp_path: Path, told: Told) -> Iterator[Callable[[], NodeState]]:
     def make() -> NodeState:
         for store in stores:
             store.close()
-        stores.append(Store.open(home.database, clock.unix()))
+        stores.append(Store.open(home.database, clock.unix(), recipe.swarm_id))
         base = Version(0, 0, bytes.fromhex(recipe.model.hash))
         return NodeState(
             home=home,

@@ -1,6 +1,7 @@
 """Children of the daemon: what is said of their end."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import socket
 import pytest
 
 from p2prl.environments.messages import Reply
+from p2prl.exits import KILLED
 from p2prl.node.children import Child, ChildDied, describe_exit, open_log
 from p2prl.paths import Home
 from p2prl.pipes import AsyncPipe
@@ -22,9 +24,10 @@ from tests import factories
         (1, "exit code 1; what it said last is in /home/x/children.log"),
         (-signal.SIGKILL, "ran out of memory"),
         (-signal.SIGSEGV, "SIGSEGV"),
+        (None, "by force"),
     ],
 )
-def test_an_end_has_a_reason(code: int, says: str) -> None:
+def test_an_end_has_a_reason(code: int | None, says: str) -> None:
     assert says in describe_exit(code, "/home/x/children.log")
 
 
@@ -86,7 +89,70 @@ async def test_signs_of_life_put_off_the_deadline_and_silence_ends_it() -> None:
         await asyncio.sleep(0.1)
         await theirs.send(messages.Beat(number))
     assert not asking.done()  # past the deadline, but alive
-    with pytest.raises(ChildDied, match="did not answer within 0 s"):
+    with pytest.raises(ChildDied, match="did not answer within 0 s") as told:
         await asking
     assert len(heard) == 5 and not child.alive
+    assert not told.value.killed and KILLED not in str(told.value), "the machine had no part in it"
+    theirs.close()
+
+
+def load(number: int) -> messages.Load:
+    return messages.Load(number, "", factories.BASE)
+
+
+async def test_whoever_asks_of_a_killed_child_hears_that_it_was_killed() -> None:
+    scripted = Scripted()
+    theirs, child = await scripted.open(), scripted.child
+    child._patience_s = 20.0
+    assert child.pid is not None and child._process is not None
+    pid, process = child.pid, child._process
+    waiting = asyncio.create_task(child.request(load, timeout_s=20))
+    await theirs.receive()
+    theirs.close()
+    while child.alive:  # noqa: ASYNC110
+        await asyncio.sleep(0)  # until the end of its pipe is seen
+    late = asyncio.create_task(child.request(load, timeout_s=20))
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    await process.wait()
+    later = asyncio.create_task(child.request(load, timeout_s=20))
+    for asked in (waiting, late, later):
+        with pytest.raises(ChildDied) as told:
+            await asyncio.wait_for(asked, 20)
+        assert told.value.killed and told.value.module == "engine" and KILLED in str(told.value)
+    await child.stop()
+
+
+async def test_a_missed_deadline_is_told_once() -> None:
+    heard: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+    scripted = Scripted()
+    theirs, child = await scripted.open(), scripted.child
+    child._patience_s = 0.01
+    said = ""
+    try:
+        await child.request(load, timeout_s=0.01)
+    except ChildDied as error:
+        said = str(error)
+    gc.collect()
+    assert "did not answer" in said and heard == []
+    theirs.close()
+
+
+async def test_a_child_never_started_is_not_running() -> None:
+    with pytest.raises(ChildDied, match="engine is not running$") as told:
+        await Scripted().child.request(load, timeout_s=20)
+    assert not told.value.killed
+
+
+async def test_a_hung_child_ends_also_where_whoever_ends_it_is_cancelled() -> None:
+    scripted = Scripted()
+    theirs, child = await scripted.open(), scripted.child
+    child._patience_s, process = 0.05, child._process
+    assert process is not None
+    asking = asyncio.create_task(child.request(load, timeout_s=0.01))
+    while child.alive:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
     theirs.close()

@@ -251,6 +251,20 @@ async def test_judging_finds_the_answer_whose_turns_end_the_environment(environm
     assert "ended the environment process" in judged.details[0] and judged.details[1] == "2 answers"
 
 
+async def test_what_deadly_answers_were_given_and_what_comes_after_them_is_not_admitted(
+    environment: EnvironmentClient,
+) -> None:
+    environment.on_death(lambda why: None)
+    deadly, lie = (*ids("77"), END_ID), (*ids("62"), END_ID, *ids("11+11="), *ids("22"), END_ID)
+    lie_of_deadly = (*deadly, *lie[3:])
+    for answers, bad in (((lie_of_deadly, deadly), 0), ((deadly, deadly, lie), 2), ((deadly, deadly, deadly), -1)):
+        runs = tuple((3, 6, 3) if len(answer) > 3 else (3,) for answer in answers)
+        item = JudgeItem(3, ids("13+13="), answers, ("stop",) * len(answers), runs)
+        (judged,) = await environment.judge_items((item,))
+        assert judged.bad_turns == bad and set(judged.rewards) == {0.0}
+        assert bad < 0 or judged.details[0].startswith(f"answer {bad}: what it was given can't be compared")
+
+
 class Narrow:
     """An engine with little context, which is never asked."""
 

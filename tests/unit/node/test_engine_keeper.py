@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
+from p2prl.errors import P2prlError
 from p2prl.exits import KILLED
 from p2prl.node.children import ChildDied
-from p2prl.node.engine_keeper import EngineKeeper
+from p2prl.node.engine_keeper import MODULE, EngineKeeper
 from p2prl.paths import Home
 from p2prl.rollout import messages
 from p2prl.rollout.plan import GIB, Plan
@@ -17,7 +18,7 @@ PLAN = Plan("transformers", "cpu", "float32", GIB, 2 * GIB, 65536, 4096, 8 * GIB
 class Starting(HeldEngine):
     """Says its plan, then is ready, or dies as told."""
 
-    def __init__(self, *plans: Plan, dies: str = "") -> None:
+    def __init__(self, *plans: Plan, dies: ChildDied | None = None) -> None:
         super().__init__(0.0)
         self.plans, self.dies, self.setups = plans, dies, list[messages.Setup]()
 
@@ -26,7 +27,7 @@ class Starting(HeldEngine):
         for plan in self.plans:
             self.on_notice(messages.Planned(plan))
         if self.dies:
-            raise ChildDied(self.dies)
+            raise self.dies
         return messages.Ready("scripted")
 
 
@@ -61,11 +62,25 @@ async def test_a_bound_that_memory_forced_is_kept_over_restarts(keeper_of, tmp_p
 
 
 async def test_a_kill_by_the_system_asks_for_less_and_another_death_does_not(keeper_of, tmp_path) -> None:
+    for died in (
+        ChildDied("it died (exit code 1)", MODULE),
+        ChildDied("it did not start: no answer (it did not end by itself, so it was ended by force)", MODULE),
+    ):
+        with pytest.raises(ChildDied):
+            await keeper_of(Starting(PLAN, dies=died)).start((1,), 0)
+        assert bounds(tmp_path) == {}
     with pytest.raises(ChildDied):
-        await keeper_of(Starting(PLAN, dies="it died (exit code 1)")).start((1,), 0)
+        await keeper_of(Starting(PLAN, dies=ChildDied(KILLED, MODULE, killed=True))).start((1,), 0)
+    assert set(bounds(tmp_path).values()) == {32768}
+
+
+async def test_a_kill_of_another_child_says_nothing_of_the_engine(keeper_of, tmp_path) -> None:
+    keeper = keeper_of(Starting(PLAN))
+    await keeper.start((1,), 0)
+    keeper.failed(ChildDied(KILLED, "p2prl.node.environment_process", killed=True))
+    keeper.failed(P2prlError(f"a grader's process was {KILLED}"))
     assert bounds(tmp_path) == {}
-    with pytest.raises(ChildDied):
-        await keeper_of(Starting(PLAN, dies=f"it died ({KILLED})")).start((1,), 0)
+    keeper.failed(ChildDied(KILLED, MODULE, killed=True))
     assert set(bounds(tmp_path).values()) == {32768}
 
 

@@ -1,6 +1,9 @@
 """A real child with an environment that its answers can kill."""
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -83,13 +86,79 @@ async def test_a_prompt_that_ends_the_process_is_an_error_and_the_next_request_w
     assert [prompt.text for prompt in await client.prompts(range(20, 40))] == [f"{index}=" for index in range(20, 40)]
 
 
+async def test_what_ends_the_process_is_no_other_requests_end(client: EnvironmentClient) -> None:
+    """A peer's deadly answers would end the loop that draws, and its engine, with the prompts that it waits for."""
+    deadly = JudgeItem(4, ids("4="), (ids("9"), ids("9"), ids("1")))
+    judging = asyncio.create_task(client.judge_items((deadly,) * 2))
+    made = 0
+    while not judging.done():
+        asked = await asyncio.gather(*(client.prompts([20 + number]) for number in range(3)))
+        assert [each[0].text for each in asked] == ["20=", "21=", "22="]
+        assert await client.texts([ids("1")]) == ("1",)
+        honest = (await client.judge_items((JudgeItem(5, ids("5="), (ids("1"), ids("2"))),)))[0]
+        assert honest.rewards == (1.0, 0.0), "nobody else's answer is taken for deadly"
+        made += 1
+    assert made and [each.rewards for each in judging.result()] == [(0.0, 0.0, 0.0)] * 2
+
+
+async def test_prompts_are_asked_for_again_where_the_kernel_ends_the_process(client: EnvironmentClient) -> None:
+    told: list[str] = []
+    client.on_death(told.append)
+    request, pid = client._child.request, client._child.pid
+
+    async def killed(make, *, timeout_s: float):
+        if client._child.pid == pid:
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        return await request(make, timeout_s=timeout_s)
+
+    client._child.request = killed  # pyright: ignore[reportAttributeAccessIssue]
+    assert [prompt.text for prompt in await client.prompts([4, 5])] == ["4=", "5="]
+    assert len(told) == 1 and client._child.num_starts == 2
+
+
+async def test_who_waits_when_it_is_stopped_starts_no_other(client: EnvironmentClient) -> None:
+    waiting = [asyncio.create_task(client.prompts([number])) for number in range(4)]
+    await asyncio.sleep(0)
+    await client.stop()
+    done = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(each, ChildDied) for each in done[1:])
+    assert not client._child.alive and client._child.num_starts == 1
+
+
+async def test_a_module_in_the_current_folder_is_not_run_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`verifiers:json` in a recipe would run ./json.py of whoever joins, before its version is looked at."""
+    for name in ("deadly", "msgspec", "p2prl"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    site = install(tmp_path / "site", "deadly", {"deadly": DEADLY}, deadly="deadly:Deadly")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    made = EnvironmentClient(recipe.parse(TEXT, "x"), Home.locate(tmp_path / "home"))
+    assert (await made.start()).environment_version == "deadly==1.0"
+    await made.stop()
+
+
+async def test_answers_that_take_too_long_alone_are_not_judged(
+    client: EnvironmentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2prl.node.environment_client.group_s", lambda count: -1.0 if count == 3 else 30.0)
+    item = JudgeItem(4, ids("4="), (ids("9"), ids("1"), ids("1")))
+    monkeypatch.setattr(client, "_patience_s", 60.0)
+    (judged,) = await client.judge_items((item,))
+    assert judged.rewards == (0.0,) * 3 and all("took longer than" in detail for detail in judged.details)
+    runs = ((1,), (1,), (1, 1, 1))
+    (judged,) = await client.judge_items((JudgeItem(4, ids("4="), (ids("9"), ids("1"), ids("123")), (), runs),))
+    assert judged.bad_turns == 2 and "answer 2: what it was given can't be compared" in judged.details[0]
+
+
 async def test_nothing_is_asked_again_of_a_stopped_child(client: EnvironmentClient) -> None:
     await client.stop()
     starts = client._child.num_starts
     client._stopped = True
     item = JudgeItem(4, ids("4="), (ids("9"),))
     client._child.request = _died  # pyright: ignore[reportAttributeAccessIssue]  # it died in the middle of a stop
-    client._alive = _nothing  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ChildDied):
         await client.judge_items((item,))
     assert client._child.num_starts == starts
@@ -98,10 +167,6 @@ async def test_nothing_is_asked_again_of_a_stopped_child(client: EnvironmentClie
 
 async def _died(*args: object, **options: object) -> None:
     raise ChildDied("stopped")
-
-
-async def _nothing() -> None:
-    return None
 
 
 async def test_requests_that_find_it_dead_at_once_start_one_child(client: EnvironmentClient) -> None:

@@ -119,8 +119,8 @@ def test_it_knows_the_recipes_stop_strings(start) -> None:
     child = start(stop='["0"]')
     child.pipe.receive()
     encode = CharTokenizer().encode_prompt
-    child.pipe.send(TextsRequest(1, (tuple(encode("1203")), tuple(encode("12")))))
-    assert child.pipe.receive() == TextsReply(1, ("120", "12"))
+    child.pipe.send(TextsRequest(1, tuple(tuple(encode(part)) for part in ("1203", "7081", "12"))))
+    assert child.pipe.receive() == TextsReply(1, ("120", "7081", "12")), "what was given between turns is whole"
     child.pipe.send(PromptsRequest(2, (0,)))
     prompts = child.pipe.receive()
     assert isinstance(prompts, PromptsReply)

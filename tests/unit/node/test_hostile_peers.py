@@ -122,7 +122,7 @@ def test_a_drip_of_bodies_ends_and_so_do_its_tasks(memory_path: Path) -> None:
         assert not any(task.get_name().endswith(attacker.key.peer_id) for task in receive._pulls)
         assert lives[0].state.head.step > before
 
-    beside_an_attacker(memory_path, check)
+    beside_an_attacker(memory_path, check, step_s=10.0)  # many minutes go by
 
 
 def test_a_body_larger_than_the_recipe_allows_is_not_asked_for(memory_path: Path) -> None:

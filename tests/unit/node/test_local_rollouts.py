@@ -11,6 +11,7 @@ from p2prl.errors import ConfigError, P2prlError
 from p2prl.exits import KILLED
 from p2prl.models.char_tokenizer import CharTokenizer
 from p2prl.node.children import ChildDied
+from p2prl.node.engine_keeper import MODULE
 from p2prl.node.local_rollouts import LocalRollouts, check_engine
 from p2prl.paths import Home
 from p2prl.recipe import Recipe, find
@@ -23,18 +24,21 @@ RECIPE, _ = find("addition")
 
 
 class Engine:
-    """Answers at once; refuses a prompt that it was told of, and is killed as often as told."""
+    """Answers at once; refuses a prompt that it was told of, and is killed, or hangs, as often as told."""
 
     def __init__(self, killed: int = 0) -> None:
+        self.hangs, self.setups = False, list[messages.Setup]()
         self._engine, self._killed = ScriptedEngine(), killed
         self.alive, self.refused, self.sizes, self.num_starts = False, set[Tokens](), list[int](), 0
         self.on_notice = lambda notice: None
         self.context: int | None = None
 
-    async def start(self, setup: object, *, timeout_s: float = 0.0) -> messages.Ready:
+    async def start(self, setup: object | None, *, timeout_s: float = 0.0) -> messages.Ready:
+        assert isinstance(setup, messages.Setup)
+        self.setups.append(setup)
         self.num_starts += 1
         if self.num_starts <= self._killed:
-            raise ChildDied(KILLED)
+            raise ChildDied("hung" if self.hangs else KILLED, MODULE, killed=not self.hangs)
         self.alive = True
         return messages.Ready("scripted", context=self.context)
 
@@ -68,8 +72,8 @@ class Environment(ScriptedEnvironment):
             raise P2prlError("the environment raised KeyError")
         return await super().prompts(indices)
 
-    async def texts(self, answers: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-        return tuple(map(CharTokenizer().decode, answers))
+    async def texts(self, parts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+        return tuple(map(CharTokenizer().decode, parts))
 
 
 class Local:
@@ -165,6 +169,29 @@ async def test_an_engine_that_is_killed_is_started_again_twice(tmp_path: Path) -
     assert twice.engine.num_starts == 3 and len(await twice.draw(1)) == 1
     with pytest.raises(ChildDied, match="killed"):
         await thrice.rollouts.start()
+
+
+async def test_an_engine_that_hangs_is_not_started_again(tmp_path: Path) -> None:
+    hung = Local(tmp_path, killed=1)
+    hung.engine.hangs = True
+    with pytest.raises(ChildDied, match="hung"):
+        await hung.rollouts.start()
+    assert hung.engine.num_starts == 1
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(False, "name"), (True, "merged")])
+async def test_other_weights_are_never_had_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool, wanted: str
+) -> None:
+    async def other(source: str, home: Home) -> tuple[Path, str]:
+        return tmp_path, "ab" * 32
+
+    monkeypatch.setattr("p2prl.node.local_rollouts.prepare_model", other)
+    local = Local(tmp_path)
+    local.rollouts.config = NodeConfig.model_validate({"rollout": {"adapters": "name"}})
+    await local.rollouts.start(tmp_path if given else None)
+    assert [setup.adapters for setup in local.engine.setups] == [wanted]
+    assert any("adapters" in said for said in local.said) == given
 
 
 def test_an_engine_that_is_not_installed_is_named_at_once() -> None:

@@ -1,6 +1,7 @@
 """What of the chain stays in memory, what is forgotten, what others still get from us."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -12,7 +13,7 @@ from p2prl.models.state import Payload, write_payloads
 from p2prl.node import manifests
 from p2prl.node.manifests import SETTLED, ManifestExchange, ManifestsRequest
 from p2prl.node.state import NodeState
-from p2prl.records import Content, Manifest, Version
+from p2prl.records import Manifest, Version, Vote
 from p2prl.simulate.scripted_ports import write_version
 from tests import factories
 
@@ -26,7 +27,7 @@ def grow(state: NodeState, num: int, *, parent: bytes = bytes(32), salt: str = "
         digest = codec.content_hash(f"{salt} {step}".encode())
         plain = factories.manifest(step, group_ids=(digest,), group_rewards=(0.5,), group_answers=(2,))
         version = Version(1, step, digest)
-        contents = (Content("delta", before.version, digest, 10, (digest,)),)
+        contents = (factories.content(digest, 10, before.version),)
         contents += (factories.anchor(step),) if step in anchors else ()
         made = msgspec.structs.replace(
             plain, version=version, parent=before.version, parent_id=parent, contents=contents, num_groups=step
@@ -93,8 +94,7 @@ def test_a_content_is_bounded_by_what_the_recipe_makes_of_the_base(state: NodeSt
     exchange = ManifestExchange(state)
     (made,) = grow(state, 1)
     for num_bytes, is_refused in ((most, False), (most + 2 * 2**13, True)):
-        plain = factories.anchor(1)
-        content = msgspec.structs.replace(plain, content_bytes=num_bytes, pieces=(bytes(32),))
+        content = factories.content(b"of that size", num_bytes)
         manifest = msgspec.structs.replace(state.manifests[made], contents=(content,))
         why = "announces a content of" if is_refused else "no majority of votes"  # what is looked at next
         with pytest.raises(BadRecord, match=why):
@@ -107,9 +107,127 @@ def test_memory_goes_back_to_the_anchors_but_never_without_bound(
     exchange = ManifestExchange(state)
     ids = grow(state, 300, anchors=range(100, 300, 1000))
     state.head_id = ids[-1]
-    monkeypatch.setattr(manifests, "MOST_IN_MEMORY", 250)
+    sizes = [len(state.sealed_manifests[manifest_id]) for manifest_id in reversed(ids)]
+    monkeypatch.setattr(manifests, "MOST_LINE_BYTES", sum(sizes[:250]))
     exchange.prune()
     assert len(state.manifests) == 250
+
+
+def test_an_anchor_that_somebody_takes_slowly_stays_however_many_versions_come(state: NodeState) -> None:
+    """A joiner that took longer than 1024 versions lost what it had begun with."""
+    exchange = ManifestExchange(state)
+    ids = grow(state, 1300, anchors=range(50, 1300, 40))
+    state.head_id = ids[-1]
+    anchor = state.manifests[ids[49]].contents[-1].content_hash
+    exchange.prune(frozenset({anchor}))
+    assert steps(state.manifests) == list(range(50, 1301))
+
+
+def total(state: NodeState, ids: list[bytes]) -> int:
+    return sum(len(state.sealed_manifests[manifest_id]) for manifest_id in ids)
+
+
+@pytest.mark.parametrize("bound", ["bytes", "count"])
+def test_of_side_branches_the_least_are_forgotten(
+    state: NodeState, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    exchange = ManifestExchange(state)
+    ids = grow(state, 20)
+    state.head_id = ids[9]
+    ahead = ids[10:]
+    short, long = (grow(state, num, parent=ids[9], salt=name) for num, name in ((5, "short"), (8, "long")))
+    if bound == "bytes":
+        monkeypatch.setattr(manifests, "MOST_BESIDE_BYTES", total(state, [*ahead, *long[:3]]))
+    else:
+        monkeypatch.setattr(manifests, "MOST_BESIDE", 13)
+    exchange.prune()
+    left = {*ids, *state.manifests} - {*ids}
+    assert set(ids) <= state.manifests.keys() and len(left) == 3
+    assert all(state.chain.link(other).parent_id in {ids[9], *left} for other in left), "they hang together"
+    gone = {*short, *long} - left
+    assert not any(other in state.chain or state.store.manifest(other) for other in gone)
+    assert state.sealed_manifests.keys() == state.manifests.keys()
+
+
+class Giver:
+    """A peer that serves these manifests, whatever is asked for."""
+
+    def __init__(self, exchange: ManifestExchange, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[bytes] = []
+        self.num_given = 0
+        monkeypatch.setattr(exchange._state.transport, "stream", self._stream)
+
+    async def _stream(self, peer: str, name: str, body: bytes, max_bytes: int):
+        for item in self.given:
+            self.num_given += 1
+            yield item
+
+
+def stranger(state: NodeState, num: int, salt: str = "", **over: object) -> list[bytes]:
+    """A branch from the base that another peer signed, oldest first; nothing of it is here."""
+    key, before, parent, made = factories.identity(2), state.base, bytes(32), []
+    vote = codec.seal(Vote(1, key.peer_id, key.peer_id, (key.peer_id,)), key, state.swarm)
+    for step in range(1, num + 1):
+        digest = codec.content_hash(f"{salt} {step}".encode())
+        manifest = factories.manifest(
+            step, version=Version(1, step, digest), parent=before, parent_id=parent, learner=2,
+            contents=(factories.content(digest, 10, before),), group_ids=(digest,), group_rewards=(0.5,),
+            group_answers=(2,), num_groups=step, votes=(vote,),
+        )  # fmt: skip
+        made.append(codec.seal(msgspec.structs.replace(manifest, **over), key, state.swarm))
+        before, parent = manifest.version, codec.sealed_id(made[-1])
+    return made
+
+
+async def test_what_the_recipe_forbids_is_refused_at_its_first_manifest(
+    state: NodeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when hundreds of megabytes of it have come."""
+    branch = stranger(state, 200)
+    exchange = ManifestExchange(state)
+    giver = Giver(exchange, monkeypatch)
+    giver.given = branch[::-1]
+    head = codec.sealed_id(branch[-1])
+    learner = state.recipe.learner.model_copy(update={"learners": (state.me,)})
+    open_recipe, state.recipe = state.recipe, state.recipe.model_copy(update={"learner": learner})
+    with pytest.raises(BadRecord, match="does not let this peer publish"):
+        await exchange.fetch(head, ("giver",))
+    assert giver.num_given == 1
+    state.recipe = open_recipe
+    with pytest.raises(BadRecord, match="not asked for"):
+        await exchange.fetch(bytes([7]) * 32, ("giver",))
+    assert giver.num_given == 2
+    large = (factories.content(b"large", 2**41),)
+    giver.given = stranger(state, 5, contents=large)[::-1]
+    with pytest.raises(BadRecord, match="announces a content of"):
+        await exchange.fetch(codec.sealed_id(giver.given[0]), ("giver",))
+    giver.given = stranger(state, 5, published_at=math.nan)[::-1]
+    with pytest.raises(BadRecord, match="time is no number"):
+        await exchange.fetch(codec.sealed_id(giver.given[0]), ("giver",))
+    assert (giver.num_given, len(state.manifests)) == (4, 0)
+
+
+async def test_what_is_followed_stays_until_another_head_is(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer's whole chain lies beside its head, and what else comes meanwhile must not cut it."""
+    monkeypatch.setattr(manifests, "MOST_BESIDE", 10)
+    exchange = ManifestExchange(state)
+    giver = Giver(exchange, monkeypatch)
+    followed, other, next_one = (stranger(state, 100, salt) for salt in ("followed", "other", "next"))
+    giver.given = followed[::-1]
+    await exchange.fetch(codec.sealed_id(followed[-1]), ("giver",))
+    assert len(state.manifests) == 100
+    giver.given = other[::-1]
+    await exchange.learn(("giver",), Version(1, 100, codec.content_hash(b"other 100")))
+    assert len(state.manifests) == 110 and codec.sealed_id(followed[-1]) in state.chain
+    giver.given = next_one[::-1]
+    await exchange.fetch(codec.sealed_id(next_one[-1]), ("giver",))
+    assert len(state.manifests) == 110 and codec.sealed_id(next_one[-1]) in state.chain
+    assert codec.sealed_id(followed[-1]) not in state.chain
+    monkeypatch.setattr(manifests, "MAX_MANIFEST_BYTES", sum(map(len, followed)) - 1)
+    giver.given = followed[::-1]
+    with pytest.raises(BadRecord, match="are over"):
+        await exchange.fetch(codec.sealed_id(followed[-1]), ("giver",))
+    assert len(state.manifests) <= 110
 
 
 def test_side_branches_that_are_too_old_to_win_are_forgotten(state: NodeState) -> None:

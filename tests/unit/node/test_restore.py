@@ -1,18 +1,21 @@
 """What a node takes up from its home, also when it rotted or was left half-way."""
 
 import hashlib
+import shutil
 import struct
 
 import pytest
 
-from p2prl import codec
+from p2prl import codec, records
 from p2prl.learner.publish import Folders, publish
 from p2prl.node.restore import SILENT_S, restore
 from p2prl.node.state import NodeState
 from p2prl.node.weights_loop import WeightsLoop
+from p2prl.recipe import Recipe
 from p2prl.records import DeltaBase, Version
 from p2prl.simulate.scripted_ports import write_version
 from tests import factories
+from tests.unit.node.version_nodes import Node, Swarm, holds
 
 
 def weights(number: int) -> bytes:
@@ -113,3 +116,73 @@ def test_what_a_failure_kept_from_the_store_is_settled_later(make_state) -> None
     assert all(state.store.has_group(group) for group in groups)
     assert [manifest_id for manifest_id, _ in state.store.manifests()] == ids
     assert state.store.head() == ids[-1]
+
+
+async def start(node: Node) -> None:
+    """What a start does with the home, the first collection of garbage too."""
+    node.loop.settle()
+    await node.loop.versions.collect()
+
+
+def run_recipe(swarm: Swarm, learning_rate: float) -> Node:
+    """The learner's home again, with that recipe."""
+    swarm.close()
+    swarm.network._nodes.clear()
+    learner = swarm.recipe.learner.model_copy(update={"learning_rate": learning_rate})
+    changed = swarm.recipe.model_copy(update={"learner": learner})
+    swarm.recipe = Recipe.model_validate(changed.model_dump(by_alias=True))  # a copy would keep the id
+    return swarm.node(0)
+
+
+async def test_a_home_that_runs_another_recipe_keeps_what_the_first_one_trained(swarm: Swarm) -> None:
+    swarm.grow(3, anchors=[3])
+    rate, contents = swarm.recipe.learner.learning_rate, swarm.learner.contents()
+    swarm.learner.state.store.save_voted_term(7)
+    group = factories.group(0, 1)
+    group_id, sealed = factories.sealed(group, 0)
+    swarm.learner.state.store.save_group(group, group_id, sealed, own=True, now=1.0)
+    second = run_recipe(swarm, rate / 2)
+    await start(second)
+    assert (second.state.head.step, second.state.weights.held.states, second.contents()) == (0, {}, set())
+    assert (second.state.store.own_waiting(), second.state.store.voted_term()) == ([], 0)
+    assert second.state.store.group(group_id) is None and "weights_unread" not in second.state.health
+    second.state.drop_old()
+    again = run_recipe(swarm, rate)
+    assert (again.state.head.step, again.steps(), again.contents()) == (3, [1, 2, 3], contents)
+    assert [row.id for row in again.state.store.own_waiting()] == [group_id] and again.state.store.voted_term() == 7
+
+
+async def test_what_another_release_trained_is_kept_and_said(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm.grow(3, anchors=[3])
+    state, rate = swarm.learner.state, swarm.recipe.learner.learning_rate
+    states, contents = state.weights.held.states, state.weights.held.contents
+    monkeypatch.setattr(records, "WIRE_SCHEMA", records.WIRE_SCHEMA + 1)
+    newer = run_recipe(swarm, rate)
+    await start(newer)
+    assert (newer.state.head.step, len(newer.state.manifests)) == (0, 0)
+    assert (newer.state.weights.held.states, newer.state.weights.held.contents) == (states, contents)
+    level, message, fix, _ = newer.state.health["weights_unread"]
+    assert level == "warning" and message.startswith("3 versions in the store can't be read") and "--unread" in fix
+    monkeypatch.undo()
+    again = run_recipe(swarm, rate)
+    assert (again.state.head.step, again.steps()) == (3, [1, 2, 3])
+
+
+async def test_weights_of_a_home_of_an_older_release_move_to_their_swarm(swarm: Swarm) -> None:
+    """There they lay in one folder for all recipes; what is of none that is known here stays there."""
+    swarm.grow(3, anchors=[3])
+    home = swarm.learner.state.home
+    above = home.of(b"")
+    for folder in (home.states, home.blobs):
+        for path in list(folder.iterdir()):
+            shutil.move(path, folder.parent / path.name)
+        folder.rmdir()
+    stranger = above.states / "ab" / ("ab" * 32)
+    stranger.parent.mkdir(exist_ok=True)
+    stranger.write_bytes(b"of another recipe")
+    again = run_recipe(swarm, swarm.recipe.learner.learning_rate)
+    await start(again)
+    assert (again.state.head.step, again.steps()[-1]) == (3, 3) and holds(swarm, again, 3)
+    assert stranger.read_bytes() == b"of another recipe"
+    assert [path for path in above.blobs.glob("??/*")] == []
+    assert again.state.weights.state_path(swarm.version(3).hash).is_relative_to(home.states)

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2prl.node.served import LOOK_AGAIN_S
 from p2prl.node.state import NodeState
+from p2prl.records import StepReport
 from p2prl.swarm.election import ElectionState
-from p2prl.weights.store import content_digest
+from p2prl.weights.contents import name_of_file
+from tests import factories
 from tests.unit.node.version_nodes import Node, Swarm, holds, obtain
 
 Told = list[tuple[str, str, dict[str, object]]]
@@ -116,35 +117,47 @@ async def test_what_nobody_gives_any_more_is_asked_for_again_later(swarm: Swarm)
     assert holder.versions.served.lost == set() and holder.state.weights.has_content(name)
 
 
-async def test_a_false_manifest_makes_nobody_drop_an_honest_file(swarm: Swarm) -> None:
-    """It names the content, and other pieces of it."""
-    swarm.grow(1)
-    holder, wanting = await pair(swarm, 1)
-    honest = swarm.manifests[0][2]
-    false = msgspec.structs.replace(swarm.content(1), pieces=(bytes(32),))
-    holder.state.manifests[b"\x07" * 32] = msgspec.structs.replace(honest, contents=(false,))
-    await take_from(holder, wanting, swarm, 1)
-    assert holds(swarm, wanting, 1)
-    del holder.state.manifests[swarm.manifests[0][0]]  # now it knows the false one alone
-    await holder.versions.served._rotted(false.content_hash)
-    assert holder.state.weights.has_content(false.content_hash) and holder.versions.served.lost == set()
+async def test_what_a_complaint_finds_whole_stays(swarm: Swarm) -> None:
+    """A piece was misread once, or the file was replaced meanwhile."""
+    swarm.grow(2, anchors=[2])
+    holder, _ = await pair(swarm, 2)
+    served, name, anchor = (
+        holder.versions.served,
+        swarm.content(2).content_hash,
+        swarm.content(2, "anchor").content_hash,
+    )
+    path = served.find(anchor)
+    for each in (name, anchor):
+        await served._rotted(each)
+    assert holder.state.weights.has_content(name) and holder.state.has_state(swarm.version(2)) and served.lost == set()
+    assert served.find(anchor) == path
 
 
-async def test_complaints_of_peers_cost_one_reading_of_the_file_a_while(
+async def test_a_state_is_read_once_for_all_the_anchors_that_manifests_name_of_it(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest names the right file and false pieces of it: each piece that anybody takes of it seems to have rotted."""
-    swarm.grow(1)
-    holder, _ = await pair(swarm, 1)
-    served, name, read = holder.versions.served, swarm.content(1).content_hash, []
-    monkeypatch.setattr("p2prl.node.served.wrong_content", lambda path, name: read.append(path) or "")
-    for _ in range(5):
-        await served._rotted(name)
-    assert len(read) == 1
-    now = holder.state.now()
-    monkeypatch.setattr(type(holder.state), "now", lambda self: now + LOOK_AGAIN_S)
-    await served._rotted(name)
-    assert len(read) == 2, "it may have rotted since"
+    swarm.grow(2, anchors=[2])
+    holder, _ = await pair(swarm, 2)
+    served, read = holder.versions.served, []
+    monkeypatch.setattr("p2prl.node.served.name_of_file", lambda path: read.append(path) or name_of_file(path))
+    honest = swarm.manifests[1][2]
+    false = [factories.content(b"false %d" % number, 1000) for number in range(20)]
+    for number, content in enumerate(false):
+        holder.state.manifests[bytes([number]) * 32] = msgspec.structs.replace(honest, contents=(content,))
+    assert [served.find(content.content_hash) for content in false] == [None] * 20
+    path = holder.state.state_path(swarm.version(2))
+    assert served.find(swarm.content(2, "anchor").content_hash) == path and read == [path]
+    holder.versions.served.forget_all_but(set())
+    assert served.find(swarm.content(2, "anchor").content_hash) == path and read == [path], "it is here still"
+
+
+async def test_our_own_state_is_not_read_for_its_anchor(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm.grow(1, anchors=[1])
+    learner, manifest = swarm.learner, swarm.manifests[0][2]
+    learner.versions.published(StepReport(manifest.version, "", manifest.contents, 1.0, {}, 1, 1, 1.0, ()))
+    monkeypatch.setattr("p2prl.node.served.name_of_file", lambda path: pytest.fail("it was read"))
+    found = learner.versions.served.find(swarm.content(1, "anchor").content_hash)
+    assert found == learner.state.state_path(swarm.version(1))
 
 
 async def test_while_a_large_file_is_read_nobody_waits_for_another(
@@ -155,14 +168,14 @@ async def test_while_a_large_file_is_read_nobody_waits_for_another(
     served, begun, go_on = holder.versions.served, threading.Event(), threading.Event()
     first, second = (swarm.content(step, "anchor").content_hash for step in (1, 2))
     await obtain(swarm, holder, 1)
-    served.forget_all_but(set())
+    served.made(swarm.version(1).hash)
 
     def slowly(path: Path) -> bytes:
         begun.set()
         assert go_on.wait(10)
-        return content_digest(path)
+        return name_of_file(path)
 
-    monkeypatch.setattr("p2prl.node.served.content_digest", slowly)
+    monkeypatch.setattr("p2prl.node.served.name_of_file", slowly)
     reading = asyncio.create_task(asyncio.to_thread(served.find, first))
     await asyncio.to_thread(begun.wait, 10)
     assert served.find(second) is None and served.find(bytes(32)) is None, "at once"

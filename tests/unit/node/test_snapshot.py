@@ -1,10 +1,17 @@
 """What the page and the command line show of weights."""
 
+import math
+
+import msgspec
+
 from p2prl import codec
+from p2prl.cli.client import decode
 from p2prl.node.snapshot import MAX_VERSIONS, make_status, weights_report
 from p2prl.node.state import NodeState
 from p2prl.node.supervisor import Supervisor
-from p2prl.records import Content, PeerInfo, Version
+from p2prl.node.weights_loop import step_row
+from p2prl.records import PeerInfo, Version
+from p2prl.status import Status, StepRow, encode
 from p2prl.weights.pull import Progress
 from tests import factories
 
@@ -14,7 +21,7 @@ def follow(state: NodeState, num: int, held: tuple[int, ...]) -> None:
     before, parent = state.base, codec.ZERO_HASH
     for step in range(1, num + 1):
         version = Version(1, step, codec.content_hash(b"state %d" % step))
-        content = Content("anchor", None, codec.content_hash(b"content %d" % step), 1000, (bytes(32),))
+        content = factories.anchor(step)
         made = factories.manifest(step, version=version, parent=before, parent_id=parent, contents=(content,))
         parent, before = codec.content_hash(b"manifest %d" % step), version
         state.chain.add(parent, made)
@@ -83,3 +90,18 @@ async def test_rates_are_shown_with_their_caps(make_state) -> None:
     state.transport.set_rates(5e6, None)
     rates = make_status(state, supervisor, "", {}).rates
     assert (rates.up_cap_bytes_per_s, rates.down_cap_bytes_per_s) == (5e6, None)
+
+
+def test_metrics_that_are_no_numbers_keep_nobody_from_reading_the_status(make_state) -> None:
+    """JSON has no word for them: null is no float to whoever decodes it. They are a learner's word, or it diverged."""
+    state = make_state()
+    follow(state, 1, (1,))
+    manifest = state.manifests[state.head_id]
+    metrics = {"age_p50": math.nan, "age_p95": math.inf, "wall_s": -math.inf, "loss": 0.5}
+    state.manifests[state.head_id] = msgspec.structs.replace(manifest, metrics=metrics)
+    for last in ({}, metrics):
+        made = make_status(state, Supervisor(state.clock, lambda *_: None), "", last)
+        shown = decode(encode(made), Status)
+        assert (shown.training.last, shown.policy.staleness_p50, shown.policy.staleness_p95) == ({"loss": 0.5}, 0, 0)
+    row = decode(encode(step_row(state.manifests[state.head_id])), StepRow)
+    assert (row.metrics, row.wall_s) == ({"loss": 0.5}, 0.0)

@@ -10,11 +10,12 @@ import pytest
 
 from p2prl.config import NodeConfig, StorageSection
 from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
-from p2prl.learner.publish import Folders, content_of, publish
+from p2prl.learner.publish import Folders, publish
 from p2prl.models.state import state_hash
 from p2prl.records import Content, DeltaBase, StepReport, Version
 from p2prl.simulate.scripted_ports import write_version
 from p2prl.weights import delta
+from p2prl.weights.contents import content_of
 from p2prl.weights.partial import part_paths
 from p2prl.weights.store import path_of
 from tests import factories
@@ -317,11 +318,11 @@ async def test_a_step_that_came_to_nothing_leaves_no_file(swarm: Swarm) -> None:
     swarm.grow(2)
     node, folders = swarm.learner, Folders(swarm.learner.state.home.states, swarm.learner.state.home.blobs)
     bases = [DeltaBase(node.state.head, str(node.state.head_path))]
-    before = (node.state.weights.held, sorted(node.state.home.cache.rglob("*/*/*")))
+    before = (node.state.weights.held, sorted(node.state.home.cache.rglob("*/*/*/*")))
     made = publish(lambda path: write_version(path, words(7)), folders, bases, anchor=True)
     report = StepReport(Version(1, 3, made.hash), str(made.path), made.contents, 1.0, {}, 1, 1, 1.0, ())
     node.versions.came_to_nothing(report)
-    assert (node.state.weights.held, sorted(p for p in node.state.home.cache.rglob("*/*/*"))) == before
+    assert (node.state.weights.held, sorted(p for p in node.state.home.cache.rglob("*/*/*/*"))) == before
     known = swarm.manifests[-1][2]
     same = StepReport(known.version, "", known.contents, 1.0, {}, 1, 1, 1.0, ())
     node.versions.came_to_nothing(same)

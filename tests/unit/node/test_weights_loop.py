@@ -7,12 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2prl import codec
+from p2prl.clock import LoopClock
+from p2prl.errors import Unreachable
 from p2prl.node import weights_loop
-from p2prl.records import Content
+from p2prl.records import Content, Version
 from p2prl.swarm.election import ElectionState
+from p2prl.weights.messages import HAVE, HaveReply
 from p2prl.weights.partial import Disk, Partial
 from tests import factories
-from tests.unit.node.version_nodes import Node, Swarm, holds
+from tests.unit.node.version_nodes import Node, Swarm, holds, obtain
+from tests.unit.weights.transfers import content_of, data_of, virtual
 
 
 async def follow(node: Node, until: bytes) -> None:
@@ -88,3 +93,51 @@ async def test_a_newcomer_takes_manifests_and_weights_and_tidies_up(swarm: Swarm
     assert node.state.store.head() == swarm.manifests[-1][0]
     await node.loop._tidy()
     assert node.steps() == [20]
+
+
+def test_a_disk_that_fills_while_a_head_comes_stops_it_until_there_is_room(memory_path: Path) -> None:
+    async def program() -> None:
+        swarm = Swarm(memory_path / "swarm", LoopClock())
+        swarm.grow(1)
+        node = await swarm.newcomer(1)
+        serves = False
+
+        async def have(peer: str, body: bytes) -> bytes:
+            return codec.encode(HaveReply(b"\x01" if serves else b""))
+
+        swarm.learner.state.transport.serve(HAVE, have)
+        running = asyncio.create_task(node.loop.run())
+        node.loop.heard_of(swarm.manifests[0][0], swarm.learner.state.me)
+        await asyncio.sleep(2.0)
+        assert node.state.transfers
+        node.state.disk_full = True
+        await asyncio.sleep(2 * weights_loop.LOOK_S)
+        assert not node.state.transfers
+        serves = True
+        await asyncio.sleep(60.0)
+        assert not node.state.transfers and node.state.head.step == 0
+        assert not node.state.faults.of(swarm.learner.state.me), "that is nobody's fault"
+        node.state.disk_full = False
+        async with asyncio.timeout(10.0):
+            await node.loop.adopted.wait()
+        assert holds(swarm, node, 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        swarm.close()
+
+    virtual(program)
+
+
+async def test_a_way_of_many_states_is_not_begun(swarm: Swarm) -> None:
+    """Deltas as large as states: no learner publishes so many without an anchor, and they fill a disk."""
+
+    def huge(step: int, parent: Version, version: Version, contents: list[Content]) -> list[Content]:
+        lie = content_of(data_of(40_000, step))
+        return [msgspec.structs.replace(lie, kind="delta", base=parent)]
+
+    swarm.grow(8, tell=huge)
+    node = await swarm.newcomer(1)
+    before = swarm.learner.state.transport.traffic().received
+    with pytest.raises(Unreachable, match=r"\d+ bytes in 8 contents"):
+        await obtain(swarm, node, 8)
+    assert swarm.learner.state.transport.traffic().received == before, "nobody was asked for any of it"

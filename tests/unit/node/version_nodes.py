@@ -84,7 +84,7 @@ class Swarm:
         key, clock = factories.identity(number), self._clock
         home = Home.locate(self.folder / f"n{number}")
         home.create()
-        self._stores.append(Store.open(home.database, clock.unix()))
+        self._stores.append(Store.open(home.database, clock.unix(), self.recipe.swarm_id))
         state = NodeState(
             home=home,
             config=config or NodeConfig(),

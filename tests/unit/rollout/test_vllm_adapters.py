@@ -1,6 +1,7 @@
 """Adapters for vLLM by name: a folder in the peft library's form, of zeros for version 0; what vLLM can't take is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_what_vllm_can_not_take_is_refused(files: ModelFiles, tmp_path: Path) ->
     for path in (tmp_path / "four", files.weights):
         with pytest.raises(EngineError, match="of another recipe"):
             adapters(path, factories.version(1))
+
+
+def test_version_0_is_the_base_model_and_no_other(files: ModelFiles, tmp_path: Path) -> None:
+    adapters = Adapters(files, tmp_path / "scratch", LORA)
+    adapters.first()
+    assert adapters(Path(shutil.copy(files.weights, tmp_path / "copy")), factories.BASE).is_dir()
+    other = write(LlamaForCausalLM(SMALL), tmp_path / "other")
+    with pytest.raises(EngineError, match="not the base model.*rollout.adapters"):
+        adapters(other.weights, factories.BASE)
 
 
 def test_a_recipe_with_adapters_has_them_merged_unless_the_config_says_by_name(

@@ -193,6 +193,17 @@ def test_prune_drops_old_side_branches_only():
     assert chain.prune(head, 3) == ()
 
 
+def test_what_was_dropped_may_come_again():
+    chain, ids = fork()
+    head = grow(chain, ids["b5"], groups("head"), term=3)
+    made = manifest(chain, ids["a2"], groups("again"), term=1)
+    assert chain.best([head, *ids.values()]) == head and chain.trained(head)
+    chain.drop([ids["a3"]])
+    assert ids["a3"] not in chain and ids["a2"] in chain and chain.find(made.version) is None
+    again = h("again")
+    assert chain.add(again, made) and chain.find(made.version) == again
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_caches_agree_with_the_slow_way(rng: random.Random):

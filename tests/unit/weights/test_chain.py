@@ -1,6 +1,7 @@
 """The cheapest path is one, and the cheapest; what is kept suffices and fits."""
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from p2prl.codec import content_hash
 from p2prl.errors import BadRecord
-from p2prl.records import Content, Manifest, Version
+from p2prl.records import PIECE_BYTES, Content, Manifest, Version
 from p2prl.weights import chain
 from p2prl.weights.chain import Garbage, Held, Needs, Path, Wanted, Way
+from p2prl.weights.contents import content_name
 from tests import factories
 from tests.factories import BASE, version
 
@@ -20,8 +22,7 @@ EVERYTHING = Needs(max_age=0, budget=2**60)
 
 
 def content(name: str, num_bytes: int, base: Version | None = None) -> Content:
-    digest = content_hash(name.encode())
-    return Content("anchor" if base is None else "delta", base, digest, num_bytes, (digest,))
+    return factories.content(name.encode(), num_bytes, base)
 
 
 def delta(step: int, num_bytes: int = 100, base: int | None = None) -> Content:
@@ -278,7 +279,7 @@ def test_what_peers_take_is_kept_with_all_since_and_within_the_budget_it_goes_la
     garbage = chain.to_collect(manifests, held, Needs(0, 2**60, pulled=pulled))
     assert garbage.states == frozenset()
     assert garbage.contents == {delta(step, 10).content_hash for step in range(1, 10)}
-    small = chain.to_collect(manifests, held, Needs(0, 2 * STATE_BYTES + 300, pulled=pulled))
+    small = chain.to_collect(manifests, held, Needs(0, int(2.25 * STATE_BYTES) + 300, pulled=pulled))
     assert small.states == {version(20).hash, version(30).hash}
     assert small.contents == garbage.contents
     smallest = chain.to_collect(manifests, held, Needs(0, STATE_BYTES + 300, pulled=pulled))
@@ -293,6 +294,40 @@ def test_who_takes_old_deltas_drives_out_no_anchor() -> None:
     garbage = chain.to_collect(line(*ways), held, needs)
     assert garbage.states == {version(20).hash}
     assert garbage.contents == {delta(step, 10).content_hash for step in range(1, 16)}
+
+
+def test_who_takes_only_the_delta_of_an_anchor_takes_no_anchor() -> None:
+    ways = [(delta(step, 10), *([anchor(step)] if step % 10 == 0 else [])) for step in range(1, 36)]
+    held = held_of({step: STATE_BYTES for step in (20, 30, 35)}, [way[0] for way in ways])
+    needs = Needs(0, 2 * STATE_BYTES + 200, pulled=frozenset({delta(20, 10).content_hash}))
+    assert chain.to_collect(line(*ways), held, needs).states == {version(20).hash}
+
+
+@pytest.mark.parametrize(
+    ("every", "num_bytes", "budget"),
+    [(3, 80, 2300), (3, 80, 3300), (3, 120, 2900), (20, 10, 2300), (20, 10, 3300), (40, 10, 3300)],
+)
+@pytest.mark.parametrize("oldest", [1, -12])
+def test_who_takes_an_old_anchor_for_ever_leaves_an_anchor_to_newcomers(
+    every: int, num_bytes: int, budget: int, oldest: int
+) -> None:
+    """`oldest` -12: all anchors of the last 12 versions, in turn."""
+    manifests: list[Manifest] = []
+    states, contents, names = {}, {}, {}
+    for step in range(1, 100):
+        ways = (delta(step, num_bytes), *([anchor(step)] if step % every == 1 else []))
+        manifests.insert(0, factories.manifest(step, contents=ways))
+        states[version(step).hash], contents[ways[0].content_hash] = STATE_BYTES, num_bytes
+        names |= {version(step).hash: ways[1].content_hash} if len(ways) > 1 else {}
+        taken = [1] if oldest == 1 else range(max(1, step + oldest), step)
+        pulled = frozenset(anchor(each).content_hash for each in taken)
+        garbage = chain.to_collect(manifests, Held(states, contents), Needs(2, budget, pulled=pulled))
+        states = {name: size for name, size in states.items() if name not in garbage.states}
+        contents = {name: size for name, size in contents.items() if name not in garbage.contents}
+        here = {*contents, *(names[name] for name in states if name in names)}
+        ways_here = chain.ways_of(manifests)
+        lost = frozenset(way.content.content_hash for each in ways_here.values() for way in each) - here
+        assert chain.cheapest(version(step), ways_here, set(), without=lost) is not None, f"after step {step}"
 
 
 def test_nobody_makes_us_keep_all_anchors() -> None:
@@ -340,17 +375,34 @@ def test_a_manifest_that_lies_about_its_ways_is_refused(contents: tuple[Content,
 @given(st.integers(1, 2**26), st.integers(1, 2**26))
 @settings(deadline=None)
 def test_sizes_must_fit_their_pieces_and_the_model(num_bytes: int, most: int) -> None:
-    pieces = tuple(bytes(32) for _ in range(-(-num_bytes // 2**22)))
-    honest = msgspec.structs.replace(anchor(5), content_bytes=num_bytes, pieces=pieces)
+    def of(pieces: tuple[bytes, ...]) -> Content:
+        return Content("anchor", None, content_name(num_bytes, pieces), num_bytes, pieces)
+
+    honest = of(tuple(bytes(32) for _ in range(-(-num_bytes // PIECE_BYTES))))
     try:
         chain.check(factories.manifest(5, contents=(honest,)), most)
         assert num_bytes <= most
     except BadRecord:
         assert num_bytes > most
-    for extra in (pieces[1:], (*pieces, bytes(32))):
-        lying = msgspec.structs.replace(honest, pieces=extra)
-        with pytest.raises(BadRecord):
-            chain.check(factories.manifest(5, contents=(lying,)))
+    for extra in (honest.pieces[1:], (*honest.pieces, bytes(32))):
+        with pytest.raises(BadRecord, match="pieces"):
+            chain.check(factories.manifest(5, contents=(of(extra),)))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"content_bytes": 1},
+        {"content_bytes": STATE_BYTES - 1},
+        {"pieces": (bytes(32),)},
+        {"content_hash": bytes(32)},
+    ],
+)
+def test_a_name_stands_for_one_size_and_one_list(lie: dict[str, Any]) -> None:
+    """Nobody says of an honest content that it is shorter, or of other pieces."""
+    false = msgspec.structs.replace(anchor(5), **lie)
+    with pytest.raises(BadRecord, match="a name that is not that of its pieces"):
+        chain.check(factories.manifest(5, contents=(false,)))
 
 
 def test_every_case_of_kind_and_base_is_covered() -> None:

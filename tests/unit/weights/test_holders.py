@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.weights.holders import HolderRules, Holders
+from p2prl.weights.messages import MAX_NAMED
 
 RULES = HolderRules()
 PEERS = [f"peer {number}" for number in range(12)]
@@ -66,3 +67,42 @@ def test_the_one_that_has_it_is_found_and_asking_is_paced(owner: str, dead: set[
                 holders.answered(peer, NONE, now, hungry=True)
         now += tick_s
         assert now < 1.0 + len(PEERS) * RULES.hungry_s
+
+
+def starved(num_owing: int) -> tuple[Holders, list[str]]:
+    """Asked at 0 s for the one piece: they say that they have it, and give nothing. One more is dead."""
+    owing = [f"owing {number}" for number in range(num_owing)]
+    holders = Holders("me", 1, {}, RULES)
+    holders.offer(["dead", *owing], 0.0)
+    holders.failed("dead", 0.0)
+    for peer in owing:
+        holders.answered(peer, ALL, 0.0, hungry=True)
+        holders.begged(peer, 0.0)
+        holders.busy(peer, 0, 0.0)
+    return holders, owing
+
+
+def test_while_we_starve_those_that_give_nothing_are_named_and_we_ourselves() -> None:
+    holders, owing = starved(3)
+    assert holders.useless_for(ALL, 0.0, RULES.starved_s - 0.1) == ["dead"], "they may be busy with others"
+    assert holders.useless_for(ALL, 5.0, RULES.starved_s + 4.9) == ["dead"], "there came bytes"
+    assert holders.useless_for(ALL, 0.0, RULES.starved_s) == ["dead", *owing, "me"]
+    assert holders.useless_for(ALL, RULES.dripped_s, RULES.dripped_s) == ["dead", *owing, "me"], "bytes, and no piece"
+    assert starved(30)[0].useless_for(ALL, 0.0, RULES.starved_s)[-1] == "me"
+    assert len(starved(30)[0].useless_for(ALL, 0.0, RULES.starved_s)) == MAX_NAMED
+
+
+def test_who_gave_a_piece_lately_is_not_named_and_nobody_is_while_pieces_come() -> None:
+    holders, owing = starved(3)
+    holders.gave(owing[0], 0, 50.0)
+    assert holders.useless_for(ALL, 50.0, 50.0 + RULES.starved_s - 0.1) == ["dead"]
+    holders.gave(owing[1], 0, 60.0)
+    assert holders.useless_for(ALL, 60.0, 60.0 + RULES.starved_s) == ["dead", *owing, "me"]
+    holders.offer(["late"], 70.0)
+    holders.begged("late", 70.0)
+    assert "late" not in holders.useless_for(ALL, 60.0, 60.0 + RULES.starved_s), "it was asked just now"
+
+
+def test_who_was_not_asked_for_a_piece_owes_none() -> None:
+    holders = small()
+    assert holders.useless_for(ALL, 0.0, 1000.0) == []

@@ -13,8 +13,7 @@ BASE = factories.version(0)
 
 
 def delta(step: int, num_bytes: int = 10) -> Content:
-    digest = factories.codec.content_hash(b"delta %d" % step)
-    return Content("delta", factories.version(step - 1), digest, num_bytes, (digest,))
+    return factories.content(b"delta %d" % step, num_bytes, factories.version(step - 1))
 
 
 def chain(length: int, anchors: frozenset[int]) -> list[Manifest]:
@@ -91,6 +90,6 @@ def test_the_reason_agrees_with_what_is_collected(length, anchors, states, max_a
     here = held(line, tuple(sorted(step for step in states if step <= length)))
     found = holdings(line, here, Needs(max_age, budget), BASE)
     for each in found.versions:
-        names = {factories.codec.content_hash(b"delta %d" % each.version.step)} & here.contents.keys()
+        names = {delta(each.version.step).content_hash} & here.contents.keys()
         lost = (not each.state_bytes or each.version.hash in found.garbage.states) and names <= found.garbage.contents
         assert (each.kept in ("", GARBAGE)) == lost

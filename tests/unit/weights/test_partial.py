@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.errors import BadRecord, StoreError
+from p2prl.errors import StoreError
 from p2prl.records import PIECE_BYTES
 from p2prl.weights.partial import Disk, Partial, Piece, content_path, left_over, listed_pieces, part_paths
 from tests.unit.weights.transfers import content_of, data_of
@@ -144,17 +143,6 @@ def test_a_part_of_another_length_is_cut_to_what_is_announced(tmp_path: Path):
     path.write_bytes(DATA + bytes(10_000))
     assert fetch_all(tmp_path) == [2, 0, 3, 1]
     assert content_path(tmp_path, CONTENT.content_hash).read_bytes() == DATA
-
-
-def test_pieces_that_do_not_make_the_content_are_dropped(tmp_path: Path):
-    lie = msgspec.structs.replace(CONTENT, content_hash=bytes(32))
-    partial = Partial.open(tmp_path, lie)
-    for index in range(4):
-        partial.put(index, piece(index))
-    with pytest.raises(BadRecord):
-        partial.finish()
-    partial.close()
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_full_disk_is_said_and_what_was_there_stays(tmp_path: Path):

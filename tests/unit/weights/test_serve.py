@@ -93,45 +93,6 @@ def test_a_part_that_rotted_is_not_passed_on_and_is_got_again(tmp_path: Path):
     virtual(program)
 
 
-def test_a_piece_that_rots_before_the_whole_is_named_is_no_publishers_fault(tmp_path: Path):
-    async def program():
-        swarm = await Swarm(tmp_path, 2).start()
-        holder, fetcher = swarm.nodes
-        content = holder.hold(DATA)
-        rotted: list[Path] = []
-
-        def rot(num_bytes: int, of_bytes: int) -> None:
-            partial = fetcher.server.partials[content.content_hash]
-            if not rotted:
-                rotted.append(partial.path)
-                flip(partial.path, min(partial.have) * PIECE_BYTES)
-            partial._num_hashed = 0  # as where the pieces came in another order: it is read from the disk again
-            partial._whole.reset()
-
-        fetcher.surroundings.progress = rot
-        with pytest.raises(Unreachable, match="rotted on this disk"):
-            await fetcher.fetch(content)
-        fetcher.surroundings.progress = lambda num_bytes, of_bytes: None
-        assert (await fetcher.fetch(content)).read_bytes() == DATA
-
-    virtual(program)
-
-
-def test_one_of_several_lists_is_enough_and_a_false_one_harms_nobody(tmp_path: Path):
-    """Anybody may publish a manifest that names an honest content with other pieces."""
-
-    async def program():
-        swarm = await Swarm(tmp_path, 2).start()
-        holder, fetcher = swarm.nodes
-        content = holder.hold(DATA)
-        false = tuple(bytes(32) for _ in content.pieces)
-        holder.known[content.content_hash] = frozenset([false, false[:1], content.pieces])
-        assert (await fetcher.fetch(content)).read_bytes() == DATA
-        assert holder.found_rotted == []
-
-    virtual(program)
-
-
 def test_what_no_manifest_names_is_not_served(tmp_path: Path):
     async def program():
         swarm = await Swarm(tmp_path, 2).start()

@@ -1,8 +1,10 @@
 """Who gets a piece of a learner, and who is told whom to ask."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.weights import spare as spare_module
 from p2prl.weights.spare import HOLDER, LEARNER, Spare, SpareRules
 
 X = bytes(32)
@@ -121,3 +123,44 @@ def test_nobody_waits_for_one_useless_peer_after_the_other():
                 served_at = began + second
         spare.end(X, 0, f"hog {number}", began + 14, whole=False)
     assert LEARNER.patience_s <= served_at <= LEARNER.patience_s + 1
+
+
+def test_who_starves_is_served_whomever_it_names_and_whoever_else_is_busy_with_it():
+    """Those who got it may be more than anybody can name, and they say that they are busy."""
+    spare = Spare()
+    for peer in "abc":
+        give(spare, 0, peer, 0.0)
+    assert not spare.ask(LEARNER, X, 0, "d", ("d",), 1.0).serve
+    assert not spare.ask(LEARNER, X, 0, "d", ("d",), LEARNER.longest_s).serve
+    assert not spare.ask(LEARNER, X, 0, "d", ("x",), 1.0 + LEARNER.longest_s).serve, "it gets something of somebody"
+    spare.begin(X, 0, "hog", LEARNER.longest_s)
+    assert spare.ask(LEARNER, X, 0, "d", ("d",), 1.0 + LEARNER.longest_s).serve
+
+
+@pytest.mark.parametrize("num_contents", [1, 9, 100])
+def test_contents_in_turn_are_given_as_often_as_one(num_contents: int):
+    spare, given_away = Spare(), 0
+    for number in range(20):
+        for each in range(num_contents):
+            content, peer, now = each.to_bytes(32), f"peer {number}", float(number)
+            if spare.ask(LEARNER, content, 0, peer, (), now).serve:
+                spare.begin(content, 0, peer, now)
+                spare.end(content, 0, peer, now + 0.1, whole=True)
+                given_away += 1
+    assert given_away == 3 * num_contents
+
+
+@pytest.mark.parametrize("num_contents", [1, 3])
+def test_the_table_is_bounded_by_rows_and_by_contents(monkeypatch: pytest.MonkeyPatch, num_contents: int):
+    monkeypatch.setattr(spare_module, "MAX_ROWS", 50)
+    spare = Spare()
+    for number in range(400):
+        content, index, peer = (number % num_contents).to_bytes(32), number % 5, f"peer {number % 37}"
+        if spare.ask(LEARNER, content, index, peer, (), 0.0).serve:
+            spare.begin(content, index, peer, 0.0)
+            spare.end(content, index, peer, 0.0, whole=True)
+        rows = sum(piece.num_rows for pieces in spare._contents.values() for piece in pieces.values())
+        assert rows == spare._num_rows <= 50
+    for number in range(2 * spare_module.MAX_CONTENTS):
+        spare.ask(LEARNER, number.to_bytes(32), 0, "a", (), 0.0)
+    assert len(spare._contents) <= spare_module.MAX_CONTENTS

@@ -12,7 +12,7 @@ from p2prl import codec
 from p2prl.errors import BadRecord, PeerError, StoreError, Unreachable
 from p2prl.records import PIECE_BYTES
 from p2prl.weights.messages import HAVE, PIECES, HaveReply, HaveRequest, PieceRequest, from_bits, to_bits
-from p2prl.weights.partial import Disk, content_path, left_over
+from p2prl.weights.partial import Disk, content_path, left_over, part_bytes
 from tests.unit.weights.transfers import MIB, Swarm, content_of, data_of, now, virtual
 
 DATA = data_of(10 * PIECE_BYTES - 77)
@@ -185,18 +185,18 @@ def test_more_than_is_allowed_is_refused(tmp_path: Path):
     virtual(program)
 
 
-def test_pieces_that_do_not_make_the_content_never_get_its_name(tmp_path: Path):
+def test_a_false_list_for_a_name_is_refused_before_what_came_of_the_true_one_is_touched(tmp_path: Path):
     async def program():
         swarm = await Swarm(tmp_path, 2).start()
         holder, fetcher = swarm.nodes
-        honest = holder.hold(SMALL)
-        lie = msgspec.structs.replace(honest, content_hash=bytes(32))
-        holder.find = lambda content_hash: content_path(holder.folder, honest.content_hash)  # type: ignore[method-assign]
-        holder.server._find = holder.find
-        holder.known[lie.content_hash] = frozenset([honest.pieces])
-        with pytest.raises(BadRecord):
-            await fetcher.fetch(lie)
-        assert [path for path in fetcher.folder.rglob("*") if path.is_file()] == []
+        honest = holder.hold(DATA)
+        fetcher.holds_part(DATA, (0, 1))
+        fetcher.server.partials.pop(honest.content_hash).close()
+        for lie in ({"content_bytes": 1, "pieces": (bytes(32),)}, {"pieces": tuple(bytes(32) for _ in honest.pieces)}):
+            with pytest.raises(BadRecord):
+                await fetcher.fetch(msgspec.structs.replace(honest, **lie))
+        assert part_bytes(fetcher.folder, honest.content_hash) == 2 * PIECE_BYTES
+        assert (await fetcher.fetch(honest)).read_bytes() == DATA and holder.given_bytes < len(DATA) - PIECE_BYTES
 
     virtual(program)
 

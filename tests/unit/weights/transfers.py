@@ -14,6 +14,7 @@ from p2prl.errors import PeerError
 from p2prl.records import PIECE_BYTES, Content
 from p2prl.swarm.memory_transport import Conditions, MemoryNetwork
 from p2prl.swarm.metered_transport import MeteredTransport
+from p2prl.weights.contents import content_name
 from p2prl.weights.partial import Partial, content_path
 from p2prl.weights.serve import PieceServer
 from p2prl.weights.transfer import Options, Surroundings, fetch
@@ -38,7 +39,7 @@ def data_of(num_bytes: int, seed: int = 0) -> bytes:
 
 def content_of(data: bytes) -> Content:
     pieces = tuple(codec.content_hash(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
-    return Content("anchor", None, codec.content_hash(data), len(data), pieces)
+    return Content("anchor", None, content_name(len(data), pieces), len(data), pieces)
 
 
 class Node:
@@ -50,7 +51,7 @@ class Node:
         self.inner = swarm.network.transport(self.peer)
         self.transport = MeteredTransport(self.inner, swarm.clock, **rates)
         self.is_learner = False
-        self.known: dict[bytes, frozenset[tuple[bytes, ...]]] = {}  # lists of pieces, as manifests have them
+        self.known: dict[bytes, tuple[bytes, ...]] = {}  # lists of pieces, as manifests have them
         self.found_rotted: list[bytes] = []
         self.given: list[tuple[str, int]] = []  # bytes of pieces, by peer
         self.served = Recorder(self)
@@ -58,7 +59,7 @@ class Node:
             self.served,  # type: ignore[arg-type]
             swarm.clock,
             self.find,
-            lambda content_hash: self.known.get(content_hash, frozenset()),
+            lambda content_hash: self.known.get(content_hash, ()),
             rotted=self.rotted,
             spares=lambda: self.is_learner,
             item_bytes=self.transport.up_item_bytes,
@@ -80,7 +81,7 @@ class Node:
 
     def hold(self, data: bytes) -> Content:
         content = content_of(data)
-        self.known[content.content_hash] = frozenset([content.pieces])
+        self.known[content.content_hash] = content.pieces
         path = content_path(self.folder, content.content_hash)
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
@@ -95,7 +96,7 @@ class Node:
         self.server.partials[content.content_hash] = partial
 
     async def fetch(self, content: Content, holders: Sequence[str] = (), **options: Any) -> Path:
-        self.known[content.content_hash] = frozenset([content.pieces])
+        self.known[content.content_hash] = content.pieces
         peers = tuple(holders) or tuple(node.peer for node in self.swarm.nodes if node is not self)
         chosen = Options(seed=NAMES.index(self.peer), **options)
         return await fetch(self.transport, content, lambda: peers, self.folder, options=chosen, node=self.surroundings)
