@@ -2,7 +2,7 @@
 
 import async_solipsism
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from p2prl.simulate.invariants import broken
@@ -24,6 +24,17 @@ from p2prl.simulate.swarm import run
 from p2prl.swarm.memory_transport import Conditions
 
 PEACE_S = 25.0  # a failover, an election lost to chance, a step
+CATCH_UP_S = 8.0  # where a tenth of all messages is lost: a call that fails is made again after seconds
+# Three versions came within 6 s of the end, and one node had none of them yet.
+THREE_BEHIND = Scenario(
+    10,
+    33.5,
+    4187,
+    Conditions(latency_s=0.15, loss=0.1),
+    (Partition(6.5, (0,)), Heal(8.5), Heal(8.6)),
+    Pace(generate_s=3.0),
+    Learning(groups_per_step=8, longest_wait_s=2.0),
+)
 
 
 @st.composite
@@ -71,7 +82,8 @@ def check(scenario: Scenario) -> None:
     assert broken(trace) == ()
     assert trace.chain
     assert scenario.duration_s - trace.chain[-1].at < 12.0, "nothing was published any more"
-    assert all(end.behind is not None and end.behind <= 2 for end in trace.ends if end.alive)
+    newest = sum(step.at > scenario.duration_s - CATCH_UP_S for step in trace.chain)
+    assert all(end.behind is not None and end.behind <= max(2, newest) for end in trace.ends if end.alive)
     # A version whose manifests died with those who had them is the one reason an honest group may meet.
     assert set(trace.groups.refused) <= {"unknown_version"}, "an honest group was refused"
 
@@ -88,5 +100,6 @@ def test_a_small_swarm_recovers_from_anything(scenario: Scenario) -> None:
 @pytest.mark.timeout(1200)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
+@example(THREE_BEHIND)
 def test_many_small_swarms_recover_from_anything(scenario: Scenario) -> None:
     check(scenario)
