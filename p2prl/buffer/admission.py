@@ -48,6 +48,7 @@ REASONS: dict[str, str] = {
     "counter_reused": "Its maker used this counter for another group before.",
     "wrong_prompt": "Its prompt's tokens are not what the environment gives.",
     "wrong_turns": "Between its turns, or after them, the environment says something else here.",
+    "too_slow": "To judge its answers takes longer than a group may.",
     "wrong_reward": "Its rewards are not what the environment gives for these answers.",
     "unlikely_draws": "Its maker's log-probs are not those it draws by: nobody draws such answers that often.",
     "quarantined": "Too many groups of its maker were refused here lately; its groups are taken again in a few hours.",
@@ -126,6 +127,8 @@ def conclude(group: Group, group_id: bytes, judgement: Judgement) -> Verdict:
     if not judgement.prompt_ok:
         detail = judgement.details[0] if judgement.details else ""
         return refusal(group_id, "wrong_prompt", detail)
+    if judgement.too_slow:
+        return refusal(group_id, "too_slow", judgement.details[0] if judgement.details else "")
     if judgement.bad_finish >= 0:
         return refusal(group_id, "bad_finish", f"answer {judgement.bad_finish}")
     if judgement.bad_turns >= 0:

@@ -8,15 +8,18 @@ such bets begun at every answer, R_n = (1 + R_{n-1}) w_n. An honest maker's pass
 at most (Shin, Ramdas and Rinaldo, arXiv 2203.03532, e-SR); somebody who claims to have drawn what nobody draws, to swamp
 the effective sample size with one weight, passes it with its first answers.
 
-Invariants: bounded; a ratio that is not finite counts as none; MARGIN an answer forgives what an engine rounds; honest
-answers, whose ratios are small as a rule, buy no credit for false ones.
+That holds for all answers of a maker. Of those that are trained on, the short ones of a slow maker come in time more often
+than the long ones, and the policy may have moved towards them: MARGIN an answer forgives that, and what an engine rounds.
+
+Invariants: bounded; a ratio that is not finite counts as none; honest answers, whose ratios are small as a rule, buy no
+credit for false ones.
 """
 
 import math
 from collections.abc import Sequence
 
 LOG_LIMIT = math.log(1e9)
-MARGIN = 0.01
+MARGIN = 0.1
 MAX_MAKERS = 4096
 
 

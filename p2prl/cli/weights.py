@@ -81,7 +81,7 @@ def _list(ctx: click.Context, as_json: bool) -> None:
         files, num_bytes = _count(found.others.num_files, "file"), size(found.others.num_bytes)
         click.echo(f"{files} of no version known here, {num_bytes}; to drop them: p2prl weights gc")
     for folder, num_bytes in elsewhere.items():
-        click.echo(f"{size(num_bytes)} of other recipes in {folder}, which you may remove if you need them no more")
+        click.echo(f"{size(num_bytes)} of other recipes in {folder}, or of older releases; remove what you don't need")
 
 
 @weights.command()

@@ -9,6 +9,7 @@ over where the environment fails, so that nothing was given after it.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
@@ -72,6 +73,12 @@ def group_s(num_answers: int) -> float:
     return MAX_SLOW_ANSWERS * ANSWER_S + num_answers * MEAN_ANSWER_S
 
 
+def too_slow(num_answers: int) -> Judgement:
+    """How fast a machine is must not decide what an answer is worth: such a group is worth nothing, to nobody."""
+    why = f"not judged: its answers took longer than {group_s(num_answers):g} s together"
+    return Judgement(True, (0.0,) * num_answers, (why,) * num_answers, too_slow=True)
+
+
 class Judge:
     def __init__(
         self,
@@ -81,6 +88,7 @@ class Judge:
         stops: Stops | None = None,
         rules: TurnRules = ONE_TURN,
         within: Within = lambda seconds: nullcontext(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`stops` None: the recipe has no stop strings, and an answer's text is all of it. `within` usual: no hurry."""
         self._environment = environment
@@ -88,7 +96,7 @@ class Judge:
         self._guard = guard
         self._stops = stops
         self._rules = rules
-        self._within = within
+        self._within, self._clock = within, clock
 
     def prompt(self, index: int) -> Prompt:
         """Raises RewardFailed when the environment can't make it, ConfigError when the model can't read it."""
@@ -229,8 +237,11 @@ class Judge:
             return Judgement(
                 True, (0.0,) * count, ("not judged: an answer doesn't end as it says",) * count, bad_finish
             )
+        ends_at = self._clock() + group_s(count)
         with self._within(group_s(count)):
             judged, bad_turns = self._judged(item)
+        if self._clock() >= ends_at:
+            return too_slow(count)
         rewards, details = tuple(reward for reward, _ in judged), tuple(detail for _, detail in judged)
         return Judgement(True, rewards, details, bad_turns=bad_turns)
 

@@ -83,7 +83,7 @@ class Judgement(msgspec.Struct, frozen=True, array_like=True):
     """`rewards` and `details` are as long as the item's answers, also when the prompt is wrong.
 
     `bad_finish`: the first answer that does not end as it says; `bad_turns`: the first whose turns are not what the
-    environment makes of them; -1: none.
+    environment makes of them; -1: none. `too_slow`: judging all of them took longer than a group may.
     """
 
     prompt_ok: bool
@@ -91,11 +91,12 @@ class Judgement(msgspec.Struct, frozen=True, array_like=True):
     details: tuple[str, ...]
     bad_finish: int = -1
     bad_turns: int = -1
+    too_slow: bool = False
 
     @property
     def refused(self) -> bool:
         """Whatever its answers are worth."""
-        return self.bad_finish >= 0 or self.bad_turns >= 0
+        return self.bad_finish >= 0 or self.bad_turns >= 0 or self.too_slow
 
 
 class JudgeReply(msgspec.Struct, frozen=True, tag=True):

@@ -84,8 +84,11 @@ def _make_deltas(
     bases: Sequence[DeltaBase], child: Path, blobs: Path, kept: _Kept, threads: int
 ) -> tuple[list[Content], dict[str, float], list[str]]:
     """One from each base, where it can be made and pays; metrics of the parent's; why others could not be made."""
-    began, metrics, notes, contents = time.perf_counter(), {}, [], []
+    began, metrics, notes, contents, hashes = time.perf_counter(), {}, [], [], set[Hash]()
     for number, base in enumerate(bases):
+        if base.version.hash in hashes:
+            continue  # where versions change nothing: the very same delta
+        hashes.add(base.version.hash)
         try:
             made, info = _make_delta(base, child, blobs, kept, threads)
         except (DeltaError, BadRecord) as error:

@@ -77,15 +77,18 @@ class Child:
                 pass_fds=(theirs.fileno(),), env={**os.environ, **self._environ}, stdin=asyncio.subprocess.DEVNULL,
                 stdout=self._stderr, stderr=self._stderr, start_new_session=True,
             )  # fmt: skip
-        self._pipe = await AsyncPipe.open(ours, self._reply_type)
-        self.num_starts += 1
         try:
+            self._pipe = await AsyncPipe.open(ours, self._reply_type)
+            self.num_starts += 1
             if setup is not None:
                 await self._pipe.send(setup)
             while type(ready := await asyncio.wait_for(self._pipe.receive(), timeout_s)).__name__ in NOTICES:
                 self.on_notice(ready)
         except (TimeoutError, PipeClosed) as error:
             raise await self._end(f"{self.module} did not start: {error or 'no answer'}") from None
+        except BaseException:  # cancelled: a child that nobody reads must not count as alive
+            await self._end("its start was cut short")
+            raise
         if type(ready).__name__ == "Failed":
             raise await self._end(f"{self.module} can't start: {ready.message}")
         self._reader = asyncio.create_task(self._read(), name=f"read {self.module}")

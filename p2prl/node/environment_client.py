@@ -13,11 +13,10 @@ from typing import IO, Any
 
 import msgspec
 
-from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, MAX_SLOW_ANSWERS, group_s
+from p2prl.environments.judge import MAX_DETAIL_CHARACTERS, MAX_SLOW_ANSWERS, group_s, too_slow
 from p2prl.environments.messages import (
     JudgeItem,
     Judgement,
-    JudgeReply,
     JudgeRequest,
     PromptsReply,
     PromptsRequest,
@@ -123,36 +122,38 @@ class EnvironmentClient:
 
     async def _judged(self, item: JudgeItem) -> Judgement:
         try:
-            return await self._ask(item)
+            return (await self._ask(item))[0]
         except ChildDied as error:
             if self._stopped:
                 raise
             self._child.on_death(str(error))  # it is asked again here, so nobody else would hear of it
             return await self._one_by_one(item)
 
-    async def _ask(self, item: JudgeItem) -> Judgement:
+    async def _ask(self, item: JudgeItem) -> tuple[Judgement, float]:
+        """And how long the child took, without waiting for it or starting it."""
         deadline_s = self._patience_s + group_s(len(item.answers))
-        reply: JudgeReply = await self._request(lambda number: JudgeRequest(number, (item,)), deadline_s)
-        return reply.items[0]
+        reply, seconds = await self._timed(lambda number: JudgeRequest(number, (item,)), deadline_s)
+        return reply.items[0], seconds
 
     async def _one_by_one(self, item: JudgeItem) -> Judgement:
         """Each answer alone, so that what ended the child is found."""
-        prompt = await self._ask(JudgeItem(item.index, item.prompt_ids, ()))  # a deadly prompt raises here
-        count, loop = len(item.answers), asyncio.get_running_loop()
+        prompt, _ = await self._ask(JudgeItem(item.index, item.prompt_ids, ()))  # a deadly prompt raises here
+        count = len(item.answers)
         if not prompt.prompt_ok:
             return Judgement(False, (0.0,) * count, ("the prompt has other tokens",) * count)
         judged: list[Judgement] = []
-        num_deadly, ends_at = 0, loop.time() + group_s(count)
+        num_deadly, left_s = 0, group_s(count)
         for place in range(count):
             alone = _only(item, place)
             if num_deadly == MAX_SLOW_ANSWERS:
                 why = f"not judged: {num_deadly} answers of this group ended the environment process"
                 found = _unjudged(alone, why)
-            elif loop.time() > ends_at:
-                found = _unjudged(alone, f"not judged: this group took longer than {group_s(count):g} s")
+            elif left_s <= 0:
+                return too_slow(count)
             else:
                 try:
-                    found = await self._ask(alone)
+                    found, seconds = await self._ask(alone)
+                    left_s -= seconds
                 except ChildDied as error:
                     if self._stopped:
                         raise
@@ -168,13 +169,18 @@ class EnvironmentClient:
         await self._child.stop()
 
     async def _request(self, make: Callable[[int], object], timeout_s: float) -> Any:
+        return (await self._timed(make, timeout_s))[0]
+
+    async def _timed(self, make: Callable[[int], object], timeout_s: float) -> tuple[Any, float]:
         """One at a time: what ends the child is then what it was asked, and no other's. Dead, it is started again."""
         async with self._turn:
             if self._stopped:
                 raise ChildDied("the environment process was stopped")
             if not self._child.alive:
                 await self.start()
-            return await self._child.request(make, timeout_s=timeout_s)
+            began = asyncio.get_running_loop().time()
+            reply = await self._child.request(make, timeout_s=timeout_s)
+            return reply, asyncio.get_running_loop().time() - began
 
 
 def _only(item: JudgeItem, place: int) -> JudgeItem:

@@ -17,7 +17,7 @@ import msgspec
 from p2prl import codec
 from p2prl.errors import PeerError, StoreError, WrongSwarm
 from p2prl.node.state import NodeState
-from p2prl.records import Hash, Manifest
+from p2prl.records import Group, Hash, Manifest
 from p2prl.swarm.head import MissingParent
 from p2prl.weights.partial import part_paths
 from p2prl.weights.store import WeightStore, wrong_state
@@ -32,6 +32,7 @@ def restore(state: NodeState) -> None:
     num_unread = _take_up_chain(state)
     _take_from_older(state)
     _spare_unread(state, num_unread)
+    _drop_unread_groups(state)
     usable = [name for name, manifest in state.manifests.items() if state.has_state(manifest.version)]
     state.head_id = _newest_whole(state, [codec.ZERO_HASH, *usable])
     for row in state.store.own_waiting():
@@ -69,8 +70,13 @@ def _named(manifests: Iterable[Manifest]) -> tuple[set[Hash], set[Hash]]:
 
 def _spare_unread(state: NodeState, num_unread: int) -> None:
     """Another release made them, and it may come back: what lies here and may be theirs is not ours to collect."""
-    held, (states, contents) = state.weights.held, _named(state.manifests.values())
-    unread = (held.states.keys() - states) | ((held.contents.keys() | held.parts.keys()) - contents)
+    above = state.home.of(b"")
+    older = WeightStore(above.states, above.blobs)  # where releases before had the weights of all recipes
+    older.open()
+    states, contents = _named(state.manifests.values())
+    unread = set[Hash]()
+    for held in (state.weights.held, older.held):
+        unread |= (held.states.keys() - states) | ((held.contents.keys() | held.parts.keys()) - contents)
     if not num_unread or not unread:
         return
     state.unread = frozenset(unread)
@@ -83,6 +89,18 @@ def _spare_unread(state: NodeState, num_unread: int) -> None:
         f"{state.home.command} weights gc --unread"
     )
     state.health["weights_unread"] = ("warning", text, fix, state.clock.unix())
+
+
+def _drop_unread_groups(state: NodeState) -> None:
+    """What waits from another release: nobody could train on it."""
+    store, lost = state.store, []
+    for row in {row.id: row for row in (*store.own_waiting(), *store.admitted_untrained(), *store.unjudged(10**6))}:
+        body = store.body(row)
+        try:
+            codec.unseal(body or b"", Group, state.swarm)
+        except PeerError:
+            lost.append(row)
+    store.drop(lost, "unread", state.clock.unix())
 
 
 def _take_from_older(state: NodeState) -> None:

@@ -50,7 +50,17 @@ def test_honest_makers_are_believed_however_stale(sharpness: float, length: int)
         assert not known.drew("maker", [draws(source, sampler, policy, length)])
 
 
-@pytest.mark.parametrize(("log_ratio", "most"), [(1000.0, 1), (25.0, 1), (12.0, 2), (5.0, 5), (0.2, 120)])
+@pytest.mark.parametrize(("share_lost", "shift"), [(0.6, 0.05), (0.3, 0.1)])
+def test_a_slow_maker_whose_long_answers_are_lost_is_believed(share_lost: float, shift: float) -> None:
+    """An answer is long with probability .5, and then it may come too late; the policy has moved towards short ones."""
+    source, known = random.Random(3), Claims()
+    for _ in range(20_000):
+        is_long = source.random() < 0.5
+        if not (is_long and source.random() < share_lost):
+            assert not known.drew("maker", [math.log((0.5 - shift if is_long else 0.5 + shift) / 0.5)])
+
+
+@pytest.mark.parametrize(("log_ratio", "most"), [(1000.0, 1), (25.0, 1), (12.0, 2), (5.0, 5), (0.3, 110)])
 def test_claims_that_nobody_can_draw_are_found_after_a_few(log_ratio: float, most: int) -> None:
     known, count = Claims(), 1
     while not known.drew("maker", [log_ratio]):

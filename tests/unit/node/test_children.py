@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 
+import psutil
 import pytest
 
 from p2prl.environments.messages import Reply
@@ -156,3 +157,17 @@ async def test_a_hung_child_ends_also_where_whoever_ends_it_is_cancelled() -> No
     asking.cancel()
     assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
     theirs.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_child() -> None:
+    child = Child("p2prl.rollout.engine_process", (), messages.Reply, environ={})  # silent until a Setup
+    starting = asyncio.create_task(child.start(None))
+    for _ in range(1000):
+        if child.pid is not None:
+            break
+        await asyncio.sleep(0.01)  # a process has no event
+    process = psutil.Process(child.pid)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not child.alive and not process.is_running()

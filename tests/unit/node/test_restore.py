@@ -11,8 +11,9 @@ from p2prl.learner.publish import Folders, publish
 from p2prl.node.restore import SILENT_S, restore
 from p2prl.node.state import NodeState
 from p2prl.node.weights_loop import WeightsLoop
+from p2prl.paths import Home
 from p2prl.recipe import Recipe
-from p2prl.records import DeltaBase, Version
+from p2prl.records import DeltaBase, Group, Version
 from p2prl.simulate.scripted_ports import write_version
 from tests import factories
 from tests.unit.node.version_nodes import Node, Swarm, holds
@@ -134,12 +135,24 @@ def run_recipe(swarm: Swarm, learning_rate: float) -> Node:
     return swarm.node(0)
 
 
+def sealed_for(swarm: Swarm, group: Group) -> tuple[bytes, bytes]:
+    sealed = codec.seal(group, factories.identity(0), swarm.recipe.swarm_id)
+    return codec.sealed_id(sealed), sealed
+
+
+def to_older_folders(home: Home) -> None:
+    for folder in (home.states, home.blobs):
+        for path in list(folder.iterdir()):
+            shutil.move(path, folder.parent / path.name)
+        folder.rmdir()
+
+
 async def test_a_home_that_runs_another_recipe_keeps_what_the_first_one_trained(swarm: Swarm) -> None:
     swarm.grow(3, anchors=[3])
     rate, contents = swarm.recipe.learner.learning_rate, swarm.learner.contents()
     swarm.learner.state.store.save_voted_term(7)
     group = factories.group(0, 1)
-    group_id, sealed = factories.sealed(group, 0)
+    group_id, sealed = sealed_for(swarm, group)
     swarm.learner.state.store.save_group(group, group_id, sealed, own=True, now=1.0)
     second = run_recipe(swarm, rate / 2)
     await start(second)
@@ -168,15 +181,32 @@ async def test_what_another_release_trained_is_kept_and_said(swarm: Swarm, monke
     assert (again.state.head.step, again.steps()) == (3, [1, 2, 3])
 
 
+async def test_a_home_of_an_older_release_starts_and_says_what_it_can_not_read(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in one folder for all recipes, manifests and groups of another schema."""
+    swarm.grow(3, anchors=[3])
+    home, rate = swarm.learner.state.home, swarm.recipe.learner.learning_rate
+    for counter, state in ((1, "own"), (2, "admitted")):
+        group_id, sealed = sealed_for(swarm, group := factories.group(0, counter))
+        swarm.learner.state.store.save_group(group, group_id, sealed, own=True, now=1.0)
+        if state == "admitted":
+            swarm.learner.state.store.set_state([group_id], state, "", 1.0)
+    to_older_folders(home)
+    monkeypatch.setattr(records, "WIRE_SCHEMA", records.WIRE_SCHEMA + 1)
+    newer = run_recipe(swarm, rate)
+    await start(newer)
+    assert "weights_unread" in newer.state.health and newer.state.head.step == 0
+    assert newer.state.store.own_waiting() == newer.state.store.admitted_untrained() == []
+    assert len(list(home.of(b"").states.glob("??/*"))) == 3
+
+
 async def test_weights_of_a_home_of_an_older_release_move_to_their_swarm(swarm: Swarm) -> None:
     """There they lay in one folder for all recipes; what is of none that is known here stays there."""
     swarm.grow(3, anchors=[3])
     home = swarm.learner.state.home
     above = home.of(b"")
-    for folder in (home.states, home.blobs):
-        for path in list(folder.iterdir()):
-            shutil.move(path, folder.parent / path.name)
-        folder.rmdir()
+    to_older_folders(home)
     stranger = above.states / "ab" / ("ab" * 32)
     stranger.parent.mkdir(exist_ok=True)
     stranger.write_bytes(b"of another recipe")

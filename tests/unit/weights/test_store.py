@@ -257,6 +257,16 @@ def test_a_base_of_other_tensors_gives_the_whole_state_and_a_note(tmp_path: Path
     assert len(second.notes) == 2 and all("no delta from 0.0" in note for note in second.notes)
 
 
+def test_bases_of_one_state_give_one_delta(tmp_path: Path) -> None:
+    """Versions that changed nothing: a manifest that named the same content twice would be nobody's."""
+    folders = folders_of(tmp_path)
+    first = publish(lambda path: write_words(path, {"w": PARENT}), folders, (), anchor=False)
+    bases = [DeltaBase(Version(1, step, first.hash), str(first.path)) for step in (16, 0)]
+    second = publish(lambda path: write_words(path, {"w": CHILD}), folders, bases, anchor=True)
+    assert [(way.kind, way.base) for way in second.contents] == [("delta", bases[0].version), ("anchor", None)]
+    assert len({way.content_hash for way in second.contents}) == 2
+
+
 def test_several_deltas_come_in_the_order_of_their_bases(tmp_path: Path) -> None:
     folders = folders_of(tmp_path)
     words = stepped(PARENT, 0, 1e-5)
