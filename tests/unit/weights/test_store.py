@@ -295,7 +295,8 @@ def test_a_step_that_fails_after_its_state_was_written_leaves_nothing(
     """The disk filled up at the second delta. What was there before, of the same bytes, stays."""
     folders = folders_of(tmp_path)
     first = publish(lambda path: write_words(path, {"w": PARENT}), folders, (), anchor=False)
-    bases = (DeltaBase(Version(1, 1, first.hash), str(first.path)),) * 2
+    other = publish(lambda path: write_words(path, {"w": stepped(PARENT, 3, 1e-5)}), folders, (), anchor=False)
+    bases = tuple(DeltaBase(Version(1, 1, made.hash), str(made.path)) for made in (first, other))
     before, real, num = files(tmp_path), delta.encode, 0
 
     def full(*args: Any, **more: Any) -> object:
