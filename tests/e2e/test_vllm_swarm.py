@@ -80,6 +80,7 @@ def recipe(tmp_path: Path) -> str:
 def home(folder: Path) -> Path:
     """A home that shares the user's models: a hundred megabytes are fetched once."""
     (folder / "cache").mkdir(parents=True)
+    Home.locate().models.mkdir(parents=True, exist_ok=True)
     Home.locate(folder).models.symlink_to(Home.locate().models)
     return folder
 
