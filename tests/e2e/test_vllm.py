@@ -22,10 +22,10 @@ from p2prl.rollout.decoding import filtered_logprobs
 from tests import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("vllm"), pytest.mark.timeout(900)]
-LONGEST = 440
+LONGEST = 900  # two loads come before its end, whatever else the machine does
 PROMPTS = tuple(tuple(range(5, 5 + length)) for length in (3, 40, 17))
 MANY_PROMPTS = tuple(tuple(5 + (7 * row + place) % 240 for place in range(250)) for row in range(16))
-SHORT = Sampling(1.0, 1.0, 0, 8)
+SHORT, LONG = Sampling(1.0, 1.0, 0, 8), Sampling(0.8, 1.0, 0, LONGEST)
 LORA = Lora(2, 4.0, ("q_proj", "up_proj"))
 
 
@@ -40,9 +40,10 @@ class Engine:
     ) -> None:
         self.source, self.cache = f"folder:{model}", folder / "cache"
         self.files = prepare(self.source, self.cache, lambda _: None)
+        stop_ids = (1,) if stop else ()  # without, each answer is as long as it may be
         self.setup = messages.Setup(
-            self.source, str(self.cache), (1,), 0, engine="vllm", dtype="float32", lora=lora, group_size=4,
-            max_new_tokens=LONGEST, most_batch_tokens=16384, stop=stop, adapters=adapters,
+            self.source, str(self.cache), stop_ids, 0, engine="vllm", dtype="float32", lora=lora, group_size=4,
+            max_new_tokens=LONGEST, most_batch_tokens=32768, stop=stop, adapters=adapters,
         )  # fmt: skip
         self.child = Child(
             "p2prl.rollout.engine_process", (), messages.Reply, environ={"OMP_NUM_THREADS": "1"}, patience_s=30.0
@@ -89,7 +90,9 @@ def check(
             for part in answer.segments:
                 own = slice(first, first + part.num_tokens)
                 expected = fresh(modules[generated.versions[part.version]], prompt, answer, sampling)
-                np.testing.assert_allclose(drawn[own], expected[own], atol=1e-3, rtol=0)
+                np.testing.assert_allclose(
+                    drawn[own], expected[own], atol=5e-3, rtol=0
+                )  # of another version: .1 and more
                 first += part.num_tokens
             assert first == len(answer.token_ids)
 
@@ -120,8 +123,8 @@ def adapted(engine: Engine, path: Path, step: int) -> torch.nn.Module:
     module, pairs, source = engine.module(), {}, torch.Generator().manual_seed(step)
     with torch.no_grad():
         for name, target in find_targets(module, LORA.targets).items():
-            a = torch.randn(LORA.rank, target.num_inputs, generator=source).bfloat16()
-            b = torch.randn(target.num_outputs, LORA.rank, generator=source).bfloat16()
+            a = (0.3 * torch.randn(LORA.rank, target.num_inputs, generator=source)).bfloat16()
+            b = (0.3 * torch.randn(target.num_outputs, LORA.rank, generator=source)).bfloat16()
             pairs |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
             if engine.setup.adapters == "merged":
                 target.weight.copy_(merge(target.weight, (a, b), LORA.scale))
@@ -131,24 +134,21 @@ def adapted(engine: Engine, path: Path, step: int) -> torch.nn.Module:
     return module
 
 
-async def draw_over_loads(engine: Engine, paths: dict[Version, Path]) -> list[tuple[Sampling, messages.Generated]]:
-    """What is drawn while the versions are loaded one after the other, the first ones' answers in the midst of them."""
+async def draw_over_loads(engine: Engine, paths: dict[Version, Path]) -> list[messages.Generated]:
+    """What is begun under the first version by LONG, with the others loaded in the midst of it."""
     base, *later = paths
-    sampling = Sampling(0.8, 1.0, 0, LONGEST)
     await engine.load(paths[base], base)
-    drawing = [(base, sampling, asyncio.create_task(engine.draw(base, seed, sampling))) for seed in range(2)]
+    drawing = [asyncio.create_task(engine.draw(base, seed, LONG)) for seed in range(2)]
     for version in later:
         await asyncio.sleep(0)  # what was asked for is on its way; a load waits until each answer of it has begun
         await engine.load(paths[version], version)
-        drawing.append((version, SHORT, asyncio.create_task(engine.draw(version, 3, SHORT))))
     used, found = set[Version](), []
-    for begun_under, wanted, drawn in drawing:
-        generated = await drawn
+    for generated in await asyncio.gather(*drawing):
         assert isinstance(generated, messages.Generated)
-        assert generated.versions[0] == begun_under
+        assert generated.versions[0] == base
         assert [len(group) for group in generated.completions] == [4, 4, 4]
-        used |= set(generated.versions) if begun_under == base else set()
-        found.append((wanted, generated))
+        used |= set(generated.versions)
+        found.append(generated)
     assert used == set(paths), "no load came in mid-answer: this shows nothing"
     return found
 
@@ -157,9 +157,10 @@ async def test_weights_change_in_mid_answer_and_nothing_is_lost(engine: Engine, 
     paths = versions(engine, tmp_path)
     base, _, two = paths
     modules = {version: engine.module(path) for version, path in paths.items()}
-    for wanted, generated in await draw_over_loads(engine, paths):
-        check(modules, generated, wanted)
-    assert await engine.draw(base, 1, SHORT) == messages.Outdated(7, two)
+    for generated in await draw_over_loads(engine, paths):
+        check(modules, generated, LONG)
+    outdated = await engine.draw(base, 1, SHORT)
+    assert isinstance(outdated, messages.Outdated) and outdated.version == two
     filtered = Sampling(1.2, 0.9, 20, 16)
     generated = await engine.draw(two, 1, filtered)
     assert isinstance(generated, messages.Generated)
@@ -210,8 +211,8 @@ async def test_adapters_change_in_mid_answer_merged_or_by_name(model: Path, tmp_
     modules |= {version: adapted(engine, paths[version], version.step) for version in paths if version != base}
     await engine.child.start(engine.setup, timeout_s=600)
     try:
-        for wanted, generated in await draw_over_loads(engine, paths):
-            check(modules, generated, wanted)
+        for generated in await draw_over_loads(engine, paths):
+            check(modules, generated, LONG)
         with pytest.raises(P2prlError, match="of another recipe"):
             await engine.load(engine.files.weights, Version(1, 3, bytes(32)))
         generated = await engine.draw(Version(1, 2, bytes(32)), 4, SHORT)
