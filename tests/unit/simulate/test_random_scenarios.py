@@ -88,7 +88,7 @@ def check(scenario: Scenario) -> None:
     assert set(trace.groups.refused) <= {"unknown_version"}, "an honest group was refused"
 
 
-# Derandomised: the same scenarios in each run, so that a failure here is always the last change's.
+# Both derandomised: the same scenarios in each run, so that a failure here is always the last change's.
 @pytest.mark.timeout(600)
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(scenarios())
@@ -98,7 +98,7 @@ def test_a_small_swarm_recovers_from_anything(scenario: Scenario) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 @example(THREE_BEHIND)
 def test_many_small_swarms_recover_from_anything(scenario: Scenario) -> None:
